@@ -11,11 +11,13 @@ from torch.distributed.tensor import DTensor
 
 from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.checkpoint.export import export
+from dtj_trainer.checkpoint.folder import committed
 from dtj_trainer.checkpoint.weights import load_weights
 from dtj_trainer.components.optimizer import OptimizerConfig
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.distributed.worker_env import WorkerEnv
+from dtj_trainer.errors import CheckpointInvalid, ConfigError
 from dtj_trainer.examples import gpt
 from dtj_trainer.state import StateConfig
 from dtj_trainer.strategies import DdpConfig, FsdpConfig
@@ -47,6 +49,43 @@ def bytes_from_meta(folder: str) -> None:
         found = {"held": held, "whole": sum(t.nbytes for t in tiny_gpt().parameters()), "differ": differ}
         (Path(folder) / "out.json").write_text(json.dumps(found))
     group.close()
+
+
+def resume(folder: str) -> None:
+    """Continues a run in another folder. Rank 0 writes each run's losses, or why its path can't be used."""
+    trainer, root = Trainer(TrainerConfig(steps=1)), Path(folder)
+
+    def losses(steps: int, own: str | None, resume_from: str | None = None) -> list[float] | str:
+        kept: list[float] = []
+        checkpoint = CheckpointConfig(
+            directory=root / own if own else None,
+            every_steps=2,
+            resume_from=root / resume_from if resume_from else None,
+        )
+        trainer.config = TrainerConfig(
+            steps=steps, global_batch_size=12, optimizer=OptimizerConfig(lr=1e-2),
+            state=StateConfig(log_every_steps=1, checkpoint=checkpoint),
+        )  # fmt: skip
+        try:
+            trainer.fit(tiny_gpt(), tokens(), loss=gpt.loss, sinks=[Keep(kept)])
+        except (ConfigError, CheckpointInvalid) as error:
+            return str(error)
+        return kept
+
+    results = {"whole": losses(7, "a"), "step 4": losses(7, "b", "a/step-00000004"), "newest": losses(8, "c", "a")}
+    results["again"] = losses(8, "b", "a/step-00000004")
+    results["at its end"] = losses(4, "d", "a/step-00000004")
+    results["saved at its end"] = [float(path.name[-1:]) for path in committed(root / "d")]
+    results["nowhere"], results["own"] = losses(8, "e", "nowhere"), losses(8, "b", "b/step-00000006")
+    results["no folder"] = losses(8, None, "a")
+    if trainer.group.rank == 0:
+        (root / "a/step-00000006/shared.pt").write_bytes(b"torn")
+    trainer.group.from_first(None)
+    results["torn"] = losses(8, "f", "a/step-00000006")
+    if trainer.group.rank == 0:
+        results["left"] = [float(path.name[-1:]) for path in committed(root / "a")]
+        (root / "out.json").write_text(json.dumps(results))
+    trainer.close()
 
 
 def begin(folder: str) -> None:

@@ -90,6 +90,44 @@ def exchange(out: str) -> None:
     group.close()
 
 
+class Branches(nn.Module):
+    """A layer that every rank uses, and one that only the last rank does."""
+
+    def __init__(self, uses: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.uses = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), uses
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns as many numbers as it is given."""
+        y: torch.Tensor = self.first(x)
+        return self.second(y) if self.uses else y  # type: ignore[no-any-return]
+
+
+def branch(out: str) -> None:
+    """Trains with a layer that one rank leaves out, by optimizers that begin a state with the first gradient."""
+    group = Group.open(WorkerEnv.read())
+    results = {}
+    for optimizer in (torch.optim.AdamW, torch.optim.SGD):
+        loop = Loop(group, LocalSgdConfig(every=2))
+        loop.module = Branches(uses=group.rank == group.world_size - 1)  # type: ignore[assignment]
+        loop.model = loop.strategy.wrap(loop.module, group)
+        options = {"momentum": 0.9} if optimizer is torch.optim.SGD else {}
+        loop.optimizer = optimizer(loop.module.parameters(), lr=0.1, weight_decay=0.1, **options)  # type: ignore
+        loop.steps(4)
+        moments = [
+            float(each.double().sum())
+            for p in loop.module.parameters()
+            for name, each in sorted(loop.optimizer.state[p].items())
+            if name != "step"
+        ]
+        rates = [(each["lr"], each["weight_decay"]) for each in loop.optimizer.param_groups]
+        results[optimizer.__name__] = {"alike": loop.alike(), "moments": group.all_objects(moments), "rates": rates}
+    if group.rank == 0:
+        Path(out).write_text(json.dumps(results))
+    group.close()
+
+
 def run(directory: str, options: dict[str, Any], until: int, out: str, validates: bool = False) -> None:
     """Trains a tiny GPT to step `until`. Each rank writes its weights' and its optimizer's fingerprint."""
     config = TrainerConfig(

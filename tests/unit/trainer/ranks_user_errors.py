@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dtj_trainer.cli import guarded
+from dtj_trainer.communication import CommunicationConfig
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.loader import LoaderConfig
 from dtj_trainer.strategies import DdpScratchConfig, FsdpConfig, FsdpScratchConfig
@@ -68,6 +69,13 @@ def mistake(name: str) -> None:
                     options |= {"blocks": "Blok", "strategy": FsdpConfig()}
                 case "meta":
                     model, options["strategy"] = nn.Linear(WIDTH, 1, device="meta"), DdpScratchConfig()
+                case "nothing to train":
+                    model.requires_grad_(False)
+                case "scalar":
+                    model.register_parameter("scale", nn.Parameter(torch.tensor(1.0)))
+                    options["strategy"] = FsdpConfig()
+                case "pattern":
+                    options["communication"] = CommunicationConfig(method="topk", dense=["haed.*"])
                 case "meta everywhere":
                     model, options["strategy"] = nn.Linear(WIDTH, 1, device="meta"), FsdpConfig()
             trainer.config = TrainerConfig(**options)

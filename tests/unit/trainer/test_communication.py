@@ -14,6 +14,7 @@ from torch import nn
 from dtj_trainer.communication import CommunicationConfig, make_queue
 from dtj_trainer.communication.auto import CANDIDATES, SETTLING_STEPS, TRIED_STEPS, choose
 from dtj_trainer.communication.compressor import Item
+from dtj_trainer.communication.config import LayerRule
 from dtj_trainer.communication.power_sgd import PowerSgd, orthonormalize
 from dtj_trainer.communication.quantized import dequantize, pack_signs, quantize, unpack_signs
 from dtj_trainer.communication.sparse import TopK, largest, pack, packed_bytes, unpack
@@ -212,10 +213,21 @@ class Tied(nn.Module):
     ({}, ["layer.weight"]),
     ({"dense_embeddings": False}, ["bag.weight", "head.weight", "layer.weight"]),
     ({"dense": ["layer.*"]}, []),
+    ({"dense_embeddings": False, "dense": ["tokens.*", "bag.*"]}, ["layer.weight"]),
 ])  # fmt: skip
 def test_embeddings_are_sent_as_they_are_under_whatever_name(dense: dict[str, Any], compressed: list[str]) -> None:
     queue = make_queue(Tied(), Alone(), CommunicationConfig(method="topk", **dense))
     assert sorted(queue.rank_tensors()) == compressed
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"dense": ["layers.*"]}, r"communication.dense: 'layers.\*' matches no parameter: .*, such as bag.weight, head"),
+    ({"method": "powersgd", "rules": [LayerRule(names="tail.*", rank=2)]}, r"communication.rules: 'tail.\*' matches"),
+])  # fmt: skip
+def test_pattern_that_matches_no_parameter_is_rejected(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_queue(Tied(), Alone(), CommunicationConfig(**{"method": "topk"} | options))
+    make_queue(Tied(), Alone(), CommunicationConfig(**options | {"method": "bf16"}))
 
 
 @pytest.mark.parametrize(("options", "plain_steps"), [

@@ -69,6 +69,12 @@ from tests.unit.trainer.ranks import finished, ranks
             {"steps": 1, "state": {"checkpoint": {"retention": {"keep_last": 0}}}},
             "checkpoint.keep_last=0: write 1 or more",
         ),
+        ({"steps": 1, "telemetry": {"profile": {"start": 5}}}, "telemetry.profile.directory is missing: write a path"),
+        (
+            {"steps": 1, "communication": {"rules": [{"names": "*"}]}},
+            "communication.rules[0].rank is missing: write a whole number",
+        ),
+        ({"steps": 1, "communication": {"rules": {"names": "*"}}}, "write a list of mappings"),
         ({"steps": 1, "telemetry": {"mlflow": "file:/x"}}, "telemetry.mlflow='file:/x': write sqlite"),
     ],
 )  # fmt: skip

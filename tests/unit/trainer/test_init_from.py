@@ -13,7 +13,7 @@ from torch import nn
 from dtj_trainer.checkpoint.weights import load_weights
 from dtj_trainer.errors import CheckpointInvalid, ConfigError
 from tests.unit.trainer.ranks import finished
-from tests.unit.trainer.ranks_init_from import begin, bytes_from_meta
+from tests.unit.trainer.ranks_init_from import begin, bytes_from_meta, resume
 
 pytestmark = pytest.mark.torch
 
@@ -34,6 +34,23 @@ def test_runs_begin_where_another_one_ended(tmp_path: Path) -> None:
     assert begun == pytest.approx([begun[0]] * 7, rel=1e-6)
     assert begun[0] < results["trained"][-1] < results["fresh"][0], "the loss continues to fall"
     assert len(results["resumed"]) == 2, "a run that resumes has its own weights and steps"
+
+
+def test_run_continues_with_the_checkpoint_of_another_one(tmp_path: Path) -> None:
+    finished(2, resume, tmp_path, str(tmp_path))
+    results = json.loads((tmp_path / "out.json").read_text())
+    whole = results["whole"]
+    assert len(whole) == 7
+    assert results["step 4"] == whole[4:], "bit for bit, and from the same sample on"
+    assert len(results["newest"]) == 1, "from step 7"
+    assert len(results["again"]) == 1, "a restart has its own step 7, and not the other run's step 4"
+    assert (results["at its end"], results["saved at its end"]) == ([], [4.0]), "saved in its own folder"
+    assert results["nowhere"].startswith("checkpoint.resume_from=")
+    assert results["nowhere"].endswith("nowhere is not a checkpoint and holds none")
+    assert "is in this run's own folder, of which it takes the newest: write another" in results["own"]
+    assert results["no folder"].endswith("write checkpoint.directory too, for this run's own")
+    assert results["torn"].startswith("checkpoint.resume_from="), "and no other checkpoint is taken"
+    assert results["left"] == [7.0, 6.0, 4.0], "it is not quarantined"
 
 
 @pytest.mark.parametrize("kind", ["x.safetensors", "x.pt", "nested.pt", "ddp.pth", "compiled.pt", "folder", "index"])

@@ -14,7 +14,7 @@ from dtj_trainer.config_parser import build
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.strategies import local_sgd
 from tests.unit.trainer.ranks import finished
-from tests.unit.trainer.ranks_local_sgd import exchange, run
+from tests.unit.trainer.ranks_local_sgd import branch, exchange, run
 
 pytestmark = pytest.mark.torch
 DILOCO = {"every": 3, "outer_lr": 0.7, "outer_momentum": 0.9}
@@ -31,6 +31,19 @@ def test_exchange_gives_all_ranks_the_mean_or_the_outer_step(tmp_path: Path, wor
     assert result["ddp"] < 1e-6, "an exchange after each step of SGD is DDP"
     assert result["outer"] < 1e-6 < result["moved"]
     assert result["alike"] == [False, False, True, False, False, True, False]
+
+
+def test_layer_that_one_rank_leaves_out_is_exchanged_too(tmp_path: Path) -> None:
+    """The optimizer of that rank has no running means of the layer, so the ranks would send different sizes."""
+    finished(2, branch, tmp_path, str(tmp_path / "out.json"))
+    results = json.loads((tmp_path / "out.json").read_text())
+    assert results.keys() == {"AdamW", "SGD"}
+    for result in results.values():
+        assert result["alike"] == [False, True, False, True]
+        one, other = result["moments"]
+        assert one == other
+        assert all(one), "those of the layer are the mean with what the other rank has"
+        assert result["rates"] == [[0.1, 0.1]]
 
 
 @pytest.mark.parametrize("options", [{"every": 3}, DILOCO], ids=["mean", "DiLoCo"])

@@ -28,6 +28,9 @@ from tests.unit.trainer.ranks_user_errors import mistake, modes
         ("recompute", "ConfigError: recompute=block: Linear has no repeated modules"),
         ("blocks", "ConfigError: blocks='Blok': Net has no such submodule"),
         ("meta", "ConfigError: strategy=ddp_scratch can't begin from torch.device('meta')"),
+        ("nothing to train", "ConfigError: model: Net has no parameter to train"),
+        ("scalar", "ConfigError: strategy=fsdp can't shard scale, which has no dimension: give it shape (1,)"),
+        ("pattern", "ConfigError: communication.dense: 'haed.*' matches no parameter: write a pattern of names of"),
         ("meta everywhere", "ConfigError: rank 0's model has no weights"),
     ],
 )

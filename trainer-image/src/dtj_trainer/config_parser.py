@@ -74,6 +74,9 @@ def build(cls: type[Any], tree: Mapping[str, Any], path: str = "") -> Any:
             hint = f"did you mean {near[0]}?" if near else f"fields are {', '.join(known)}"
             raise ConfigError(f"{path}{key}: no such field; {hint}")
         values[key] = convert(hints[key], value, f"{path}{key}")
+    for field in fields(cls):
+        if field.init and field.name not in values and field.default is field.default_factory is MISSING:
+            raise ConfigError(f"{path}{field.name} is missing: write {_spell(hints[field.name])}")
     return cls(**values)
 
 
@@ -159,6 +162,7 @@ def _spell(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return " or ".join(str(a) for a in get_args(annotation))
     if get_origin(annotation) in (list, tuple):
-        return f"a list of {_spell(get_args(annotation)[0])}"
+        inner = get_args(annotation)[0]
+        return "a list of mappings" if is_dataclass(inner) else f"a list of {_spell(inner)}"
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
     return names.get(annotation, str(annotation))

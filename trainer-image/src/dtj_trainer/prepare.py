@@ -203,10 +203,16 @@ def make_scheduler(
 
 def check_arguments(task: Task, config: TrainerConfig) -> None:
     """Raises ConfigError for unusable arguments of `fit`, and for missing ones that the config needs."""
+    if not any(p.requires_grad for p in task.model.parameters()):
+        raise ConfigError(
+            f"model: {type(task.model).__name__} has no parameter to train: set requires_grad of those to be trained"
+        )
     if not isinstance(task.data, StreamData):
         check_data(task.data, "data")
     if task.validation is not None:
         check_data(task.validation, "validation")
+        if not len(task.validation):
+            raise ConfigError("validation is an empty data set: check the path that it is read from")
     if (task.validation is None) != (task.measure is None):
         raise ConfigError(
             "pass both validation=, a data set, and measure=, a function that gives means over a batch of it"

@@ -130,7 +130,7 @@ class State:
 
     def _open_store(self) -> CheckpointStore | None:
         config, env = self._config.checkpoint, self.env
-        directory = config.directory or env.checkpoint_dir
+        directory = config.own_folder(env.checkpoint_dir)
         if directory is None:
             return None
         retention = (

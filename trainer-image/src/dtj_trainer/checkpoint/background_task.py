@@ -55,9 +55,9 @@ class BackgroundTask(Generic[T]):
         """
         self._future.exception(timeout)
 
-    def join(self) -> None:
-        """Waits a few seconds at most for the end of the thread, which a hanging volume blocks for longer."""
-        self._thread.join(JOIN_SECONDS)
+    def join(self, seconds: float = JOIN_SECONDS) -> None:
+        """Waits at most `seconds` for the end of the thread, which a hanging volume blocks for longer."""
+        self._thread.join(seconds)
 
     def result(self) -> T:
         """Returns what `work` returned, or raises what it raised. Call it when done."""

@@ -20,6 +20,9 @@ class CheckpointConfig:
     """
 
     directory: Path | None = None
+    resume_from: Path | None = None
+    """The checkpoint of another run with which this one continues at its step, as long as it has none of its own: a
+    step's folder, or a job's folder for its newest one."""
     every_steps: int | None = None
     """None: as the agent's environment has it, else 50."""
     snapshot_every_steps: int | Literal["auto"] = "auto"
@@ -46,9 +49,25 @@ class CheckpointConfig:
             raise ConfigError(
                 f"checkpoint.snapshot_every_steps={every!r}: write auto, a number of steps, or 0 for none"
             )
+        if self.resume_from is not None:
+            self.resume_from = Path(self.resume_from)
         if self.retries < 0 or self.retry_seconds < 0:
             raise ConfigError("checkpoint.retries and checkpoint.retry_seconds: write 0 or more")
         if self.timeout_seconds <= 0:
             raise ConfigError(f"checkpoint.timeout_seconds={self.timeout_seconds}: write seconds above 0")
         if self.max_failures < 0:
             raise ConfigError(f"checkpoint.max_failures={self.max_failures}: write a count, or 0 for no limit")
+
+    def own_folder(self, default: Path | None) -> Path | None:
+        """Returns the folder of this run's checkpoints. Raises ConfigError if `resume_from` has no other one."""
+        own, other = self.directory or default, self.resume_from
+        if other is None:
+            return own
+        if own is None:
+            raise ConfigError(f"checkpoint.resume_from={other}: write checkpoint.directory too, for this run's own")
+        if own.resolve() in (other.resolve(), other.resolve().parent):
+            raise ConfigError(
+                f"checkpoint.resume_from={other} is in this run's own folder, of which it takes the newest: write "
+                "another checkpoint.directory"
+            )
+        return own

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from dtj_trainer.checkpoint import folder
-from dtj_trainer.errors import CheckpointInvalid, ConfigError
+from dtj_trainer.errors import ConfigError
 
 
 def export(checkpoint: Path, out: Path, *, part: str = "model") -> int:
@@ -50,7 +50,7 @@ def open_part(
 
     Raises as `export` does.
     """
-    found = _find(checkpoint)
+    found = folder.find(checkpoint)
     folder.verify(found, found.manifest.files)
     reader = _Reader(found.path)
     metas = {
@@ -79,14 +79,3 @@ class _Reader(FileSystemReader):
         """Returns the checkpoint's list of tensors."""
         self._metadata = self._metadata or super().read_metadata(*args, **kwargs)
         return self._metadata
-
-
-def _find(path: Path) -> folder.CommittedCheckpoint:
-    if (path / "manifest.json").is_file():
-        return folder.read(path)
-    for candidate in folder.committed(path):
-        try:
-            return folder.read(candidate)
-        except CheckpointInvalid:
-            continue
-    raise CheckpointInvalid(f"{path} is not a checkpoint and holds none")

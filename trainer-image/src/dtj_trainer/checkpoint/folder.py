@@ -121,6 +121,19 @@ def read(path: Path) -> CommittedCheckpoint:
     return CommittedCheckpoint(path=path, manifest=manifest)
 
 
+def find(path: Path) -> CommittedCheckpoint:
+    """Returns a checkpoint by its own folder, or the newest whole one of a job's folder.
+
+    Raises CheckpointInvalid if there is none, else as `read` does.
+    """
+    if (path / names.MANIFEST_FILE).is_file():
+        return read(path)
+    for candidate in committed(path):
+        with contextlib.suppress(CheckpointInvalid):
+            return read(candidate)
+    raise CheckpointInvalid(f"{path} is not a checkpoint and holds none")
+
+
 def _check_sizes(path: Path, manifest: Manifest) -> None:
     for name, entry in manifest.files.items():
         size = (path / name).stat().st_size

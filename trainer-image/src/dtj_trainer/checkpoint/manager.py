@@ -74,7 +74,7 @@ class CheckpointManager:
         # save.
         state.shared()
         found = self.store.load(state)
-        if found:
+        if found and found.path.parent == self.store.directory:  # and not another run's
             self.step = found.step
         return found
 

@@ -163,7 +163,7 @@ class CheckpointStore:
         volume can't be read.
         """
         self.clean()
-        checkpoint = self.newest()
+        checkpoint = self.newest() or self._named()
         if checkpoint is None:
             return None
         reader = FileSystemReader(checkpoint.path)
@@ -250,6 +250,25 @@ class CheckpointStore:
                 self._notify("Warning", names.Reason.CHECKPOINT_TORN, f"{path.name} skipped: {problems[0]}")
             self._on_first(partial(quarantine, path, self._attempt or 0))
         return None
+
+    def _named(self) -> CommittedCheckpoint | None:
+        """Returns the verified checkpoint of another run that `resume_from` names, if it does; a collective."""
+        given = self._config.resume_from
+        if given is None:
+            return None
+
+        def look() -> Path:
+            try:
+                return folder.find(given).path
+            except CheckpointInvalid as e:
+                raise ConfigError(f"checkpoint.resume_from={given}: {e}") from e
+
+        path = self._on_first(look)
+        checkpoint, problem = self._on_all(partial(self._verify, path))
+        problems = [p for p in self._group.all_objects(problem) if p]
+        if problems or checkpoint is None:
+            raise CheckpointInvalid(f"checkpoint.resume_from={given}: {problems[0]}: write another checkpoint")
+        return checkpoint
 
     def _verify(self, path: Path) -> tuple[CommittedCheckpoint | None, str]:
         """Returns the checkpoint, and why this rank's share of its files is torn."""

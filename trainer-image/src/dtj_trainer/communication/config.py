@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
@@ -114,6 +115,25 @@ class CommunicationConfig:
     def is_dense(self, name: str) -> bool:
         """Returns whether a pattern of `dense` matches the parameter's name."""
         return any(fnmatchcase(name, pattern) for pattern in self.dense)
+
+    def check_patterns(self, names: Collection[str], trained: Collection[str]) -> None:
+        """Raises ConfigError for a pattern that matches nothing, and so is misspelt.
+
+        Args:
+            names: All names of the model's parameters, several of a tied one.
+            trained: The names of those that are trained, one of each.
+        """
+        for field_name, patterns, known in (
+            ("dense", self.dense, names),
+            ("rules", [rule.names for rule in self.rules], trained),
+        ):
+            for pattern in patterns:
+                if not any(fnmatchcase(name, pattern) for name in known):
+                    some = ", ".join(sorted(known)[:5])
+                    raise ConfigError(
+                        f"communication.{field_name}: {pattern!r} matches no parameter: write a pattern of names of "
+                        f"parameters, such as {some}"
+                    )
 
     def rank_of(self, name: str) -> int:
         """Returns the rank of the factors of the parameter."""

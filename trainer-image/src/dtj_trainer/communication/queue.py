@@ -32,7 +32,12 @@ def make_queue(model: nn.Module, group: Place, config: CommunicationConfig) -> G
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     tables = [each for each in model.modules() if isinstance(each, nn.Embedding | nn.EmbeddingBag)]
     embeddings = {id(p) for table in tables for p in table.parameters()} if config.dense_embeddings else set()
-    dense = {name for name, p in named.items() if config.is_dense(name) or id(p) in embeddings}
+    names: dict[int, list[str]] = {}  # a tied weight has several
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(p), []).append(name)
+    if config.keeps_residuals:
+        config.check_patterns({each for some in names.values() for each in some}, named)
+    dense = {name for name, p in named.items() if any(map(config.is_dense, names[id(p)])) or id(p) in embeddings}
     queue = GradientQueue(named, group, config, dense)
     if group.rank == 0 and (config.method != "none" or config.hierarchical):
         log.info("communication %s", queue.describe())

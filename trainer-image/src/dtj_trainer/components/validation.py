@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from dtj_trainer.data.nested import to_device
 from dtj_trainer.data.source import BatchDataset, MapDataset, in_order
 from dtj_trainer.distributed.process_group import Group
+from dtj_trainer.errors import ConfigError
 
 Measure = Callable[[nn.Module, Any], Mapping[str, torch.Tensor]]
 """Maps (model, batch) to means over the batch, by name."""
@@ -30,8 +31,8 @@ def evaluate(
     sums: dict[str, torch.Tensor] = {}
     count = 0
     for batch, n in in_order(data, batch_size, group.rank, group.world_size):
-        for name, value in measure(model, to_device(batch, group.device)).items():
-            sums[name] = sums.get(name, 0.0) + torch.as_tensor(value).to(torch.float64) * n
+        for name, value in _means(measure(model, to_device(batch, group.device))).items():
+            sums[name] = sums.get(name, 0.0) + value.to(torch.float64) * n
         count += n
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -47,3 +48,23 @@ def evaluate(
         for name, value in means.items():
             everyone[name] = everyone.get(name, 0.0) + value
     return {name: value / total for name, value in everyone.items()}
+
+
+def _means(measured: object) -> dict[str, torch.Tensor]:
+    """Returns what `measure` gave, as tensors of one number. Raises ConfigError if it gave anything else."""
+    if not isinstance(measured, Mapping):
+        raise ConfigError(
+            f"measure gave a {type(measured).__name__}: return a dict of means over the batch, such as "
+            '{"accuracy": hits.float().mean()}'
+        )
+    found: dict[str, torch.Tensor] = {}
+    for name, value in measured.items():
+        try:
+            number = torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError):
+            number = torch.empty(0)
+        if number.numel() != 1:
+            kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)[:80]
+            raise ConfigError(f"measure gave {kind} as {name!r}: return one number, the mean over the batch")
+        found[name] = number.reshape(())
+    return found

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from dtj_contract import stack_dump
-from dtj_trainer.distributed import rendezvous
+from dtj_trainer.distributed import exit_rest, rendezvous
 from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.errors import ConfigError
 
@@ -50,6 +50,7 @@ class Group:
         Raises RankMismatch if a worker was started with another WORLD_SIZE or with another worker's
         RANK, RendezvousFailed if a worker does not come within `timeout`.
         """
+        exit_rest.await_rest_at_exit()
         if env.stack_file is not None:  # before the first wait for other ranks
             stack_dump.register(str(env.stack_file))
         cuda = torch.cuda.is_available()

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from dtj_contract import names
-from dtj_trainer.checkpoint.background_task import BackgroundTask
+from dtj_trainer.checkpoint.background_task import JOIN_SECONDS, BackgroundTask
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.errors import SnapshotError
@@ -39,6 +39,8 @@ Notify = Callable[[Literal["Normal", "Warning"], str, str], None]
 Every = int | Literal["auto"]
 WRITER_NICE = 5
 """The next snapshot waits for the thread, so it yields to the training only a little."""
+END_SECONDS = 60.0
+"""How long the end of a run waits for the thread, which waits for those of all ranks: none of them has failed."""
 OFF = "memory snapshots are off, and a restart resumes from the newest checkpoint: "
 _states = itertools.count(1)
 
@@ -357,13 +359,13 @@ class MemorySnapshots:
     def discard(self) -> None:
         """Removes this pod's snapshots: the run has ended, or must not continue from them."""
         if self._enabled:
-            self.close()
+            self.close(END_SECONDS)
             self._remove(lambda _: True)
             with contextlib.suppress(OSError):
                 self._place.directory.rmdir()
 
-    def close(self) -> None:
-        """Waits a few seconds for the thread. The files stay for the next attempt."""
+    def close(self, seconds: float = JOIN_SECONDS) -> None:
+        """Waits at most `seconds` for the thread. The files stay for the next attempt."""
         self._enabled, was = False, self._enabled
         if was and self._task is not None:
-            self._task.join()
+            self._task.join(seconds)

@@ -139,6 +139,11 @@ class Fsdp:
         """Shards the model in place, block by block."""
         config = self.config
         kind = group.device.type
+        if scalars := [name for name, p in model.named_parameters() if not p.dim()]:
+            raise ConfigError(
+                f"strategy={self.name} can't shard {', '.join(scalars)}, which has no dimension: give it shape (1,), "
+                "or write strategy fsdp_scratch or ddp"
+            )
         if isinstance(config, HsdpConfig):
             size = config.shard_size or group.local_world_size
             if group.world_size % size:

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from dtj_trainer.distributed.comm_timer import CommStats
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
+from dtj_trainer.torch_private import step_without_hooks
 
 BUCKET_ELEMENTS = 1 << 24
 """An exchange copies so many elements at once, so that it needs little memory of its own."""
@@ -127,6 +128,8 @@ class LocalSgd:
         if self._world_size == 1 and self.config.is_mean:
             return
         weights = list(self._named.values())
+        if self.config.average_moments and self._optimizer is not None:
+            self._begin_states(self._optimizer)
         self._average([*weights, *(self._moments() if self.config.average_moments else ())])
         if self._anchors is None:
             return
@@ -152,6 +155,33 @@ class LocalSgd:
         saved: dict[str, torch.Tensor] = state["momentum"]
         self._momentum = {name: saved[name].to(p.device) for name, p in self._named.items() if name in saved}
         self._anchors = None
+
+    def _begin_states(self, optimizer: Optimizer) -> None:
+        """Begins the state of parameters that other ranks have trained and this one has not; a collective.
+
+        A rank whose batches have left out a branch of the model would have fewer tensors to exchange than the others.
+        """
+        parameters = list(self._named.values())
+        here = torch.tensor([bool(optimizer.state.get(p)) for p in parameters], dtype=torch.uint8)
+        anywhere = here.to(parameters[0].device, copy=True)
+        dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
+        lacking = {p for p, mine, some in zip(parameters, here.tolist(), anywhere.tolist(), strict=True) if some > mine}
+        if not lacking:
+            return
+        # A step with these parameters alone that changes no weight, as torch itself begins states to load into.
+        gradients = [p.grad for p in parameters]
+        options = [dict(group) for group in optimizer.param_groups]
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter) if parameter in lacking else None
+        for group in optimizer.param_groups:
+            group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
+            if "weight_decay" in group:
+                group["weight_decay"] = 0.0
+        step_without_hooks(optimizer)
+        for group, before in zip(optimizer.param_groups, options, strict=True):
+            group.update(before)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
 
     def _average(self, tensors: list[torch.Tensor]) -> None:
         for alike in _buckets(tensors):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from dtj_trainer.telemetry.sinks import ProfileConfig
+
+log = logging.getLogger(__name__)
 
 
 class ProfilerWindow:
@@ -42,8 +46,11 @@ class ProfilerWindow:
         if self._profiler is None or self._config is None:
             return
         self._profiler.stop()
-        self._config.directory.mkdir(parents=True, exist_ok=True)
-        self._profiler.export_chrome_trace(
-            str(self._config.directory / f"trace-rank{self._rank}-{self._first}-{step}.json")
-        )
+        path = self._config.directory / f"trace-rank{self._rank}-{self._first}-{step}.json"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._profiler.export_chrome_trace(str(path))
+        except (OSError, RuntimeError) as e:
+            # The training needs no trace, and the next attempt would fail at the same step.
+            log.warning("telemetry.profile.directory=%s: no trace is written: %s", path.parent, e)
         self._profiler = None
