@@ -51,19 +51,23 @@ def fresh(limits: str) -> Iterator[ControlPlane]:
 def send(plane: ControlPlane, method: str, path: str, body: object = None, content: str = "application/json") -> Any:
     """Sends a request of the administrator on a connection that this thread keeps. Raises ProvisionError."""
     connections: dict[str, http.client.HTTPSConnection] = _local.__dict__.setdefault("connections", {})
-    connection = connections.get(plane.url)
-    if connection is None:
-        connection = connections[plane.url] = plane.connection(60)
-    try:
-        connection.request(method, path, None if body is None else json.dumps(body), {"Content-Type": content})
-        answer = connection.getresponse()
-        text = answer.read()
-    except (OSError, http.client.HTTPException):
-        connections.pop(plane.url).close()
-        raise
+    text = None if body is None else json.dumps(body)
+    while True:
+        known = connections.get(plane.url)
+        connection = connections[plane.url] = known or plane.connection(60)
+        try:
+            connection.request(method, path, text, {"Content-Type": content})
+            answer = connection.getresponse()
+            found = answer.read()
+            break
+        except (OSError, http.client.HTTPException) as error:
+            connections.pop(plane.url).close()
+            # The server has closed a connection that was idle, before it saw the request.
+            if known is None or not isinstance(error, http.client.RemoteDisconnected | ConnectionError):
+                raise
     if answer.status >= 300:
-        raise ProvisionError(f"{method} {path}: {answer.status} {text[:500]!r}")
-    return json.loads(text)
+        raise ProvisionError(f"{method} {path}: {answer.status} {found[:500]!r}")
+    return json.loads(found)
 
 
 def watch(plane: ControlPlane, path: str, stop: threading.Event, version: str = "") -> Iterator[Any]:
