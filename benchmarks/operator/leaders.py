@@ -25,6 +25,8 @@ def ended_at_random() -> dict[str, Any]:
     command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", TEST]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=900, env=ENV)
     seed = re.search(r"seed (\d+)", done.stdout)
+    if done.returncode != 0:
+        print(done.stdout[-8000:], file=sys.stderr)
     return {
         "ends": 20,
         "passed": done.returncode == 0,

@@ -70,30 +70,46 @@ def send(plane: ControlPlane, method: str, path: str, body: object = None, conte
     return json.loads(found)
 
 
-def watch(plane: ControlPlane, path: str, stop: threading.Event, version: str = "") -> Iterator[Any]:
-    """Yields the events of a watch until `stop` is set. A watch that ends is an error of the harness."""
-    connection = plane.connection(5)
+def watch(plane: ControlPlane, path: str, stop: threading.Event) -> Iterator[Any]:
+    """Yields the events of a watch until `stop` is set. A watch that the server ends goes on where it was."""
+    version = ""
+    while not stop.is_set():
+        for event in _watch_once(plane, path, stop, version):
+            if event["type"] == "ERROR":  # the version is too old: everything is shown again
+                version = ""
+                break
+            version = event["object"]["metadata"]["resourceVersion"]
+            if event["type"] != "BOOKMARK":
+                yield event
+
+
+def _watch_once(plane: ControlPlane, path: str, stop: threading.Event, version: str) -> Iterator[Any]:
+    connection, ended = plane.connection(5), threading.Event()
     with contextlib.closing(connection):
         query = f"?watch=true&timeoutSeconds=3600&resourceVersion={version}&allowWatchBookmarks=true"
         connection.request("GET", path + query)
         assert connection.sock is not None
         socket = connection.sock
         answer = connection.getresponse()
-        assert answer.status == 200, answer.read()
         socket.settimeout(3600)
-        closer = threading.Thread(target=lambda: (stop.wait(), _shut(socket)), daemon=True)
-        closer.start()
-        while not stop.is_set():
-            try:
-                line = answer.readline()
-            except (OSError, ValueError, http.client.HTTPException):
-                line = b""
-            if not line:
-                assert stop.is_set(), f"the watch of {path} ended"
-                return
-            event = json.loads(line)
-            if event["type"] != "BOOKMARK":
-                yield event
+
+        def close() -> None:
+            while not (stop.wait(0.2) or ended.is_set()):
+                pass
+            _shut(socket)
+
+        threading.Thread(target=close, daemon=True).start()
+        try:
+            while not stop.is_set():
+                try:
+                    line = answer.readline()
+                except (OSError, ValueError, http.client.HTTPException):
+                    return
+                if not line:
+                    return
+                yield json.loads(line)
+        finally:
+            ended.set()
 
 
 def _shut(socket: Any) -> None:

@@ -194,7 +194,8 @@ class Report(Page):
     def update_readme(self) -> None:
         """Writes the tables into the README, and the plot into docs/figures."""
         self.readme.write_text(self.rendered())
-        plot.draw(self.load())
+        if plot.bars(self.load()):
+            plot.draw(self.load())
 
 
 REPORT = Report(Path(__file__).parent)
