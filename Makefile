@@ -85,6 +85,12 @@ benchmark-group: venv ## let all members of groups of 64 to 4,096 fail at once; 
 	@$(PY) -m benchmarks.group --trials $(or $(TRIALS),20) --out benchmarks/group/results.json
 	@$(PY) -m benchmarks.group --render
 
+.PHONY: benchmark-operator
+benchmark-operator: venv ## run 1,000 jobs under the operator, JobSet and the Training Operator; update its README (1 hour; builds both)
+	@$(CLUSTER) bin etcd kube-apiserver kube-controller-manager >/dev/null
+	@$(PY) -m benchmarks.operator --jobs $(or $(JOBS),1000) --trials $(or $(TRIALS),3) --out benchmarks/operator/results.json
+	@$(PY) -m benchmarks.operator --render
+
 .PHONY: benchmark-communication
 benchmark-communication: venv ## time compressed gradients on a shaped link (as root), and train with them; update its README (2 hours)
 	@$(PY) -m benchmarks.communication --trials $(or $(TRIALS),10) --out benchmarks/communication/results.json

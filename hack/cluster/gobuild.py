@@ -31,8 +31,13 @@ def binary(name: str) -> Path:
     tool = TOOLS.get(name)
     if tool is None:
         raise ProvisionError(f"unknown program {name}; known: {', '.join(TOOLS)}")
-    folder = cache.entry("go", f"{name}-{tool.version}-{_key(tool)}", lambda aside: _build(tool, aside))
-    return folder / name
+    return program(tool)
+
+
+def program(tool: Tool) -> Path:
+    """Returns the path of a program that need not be one of the cluster's."""
+    folder = cache.entry("go", f"{tool.name}-{tool.version}-{_key(tool)}", lambda aside: _build(tool, aside))
+    return folder / tool.name
 
 
 def bin_folder(names: Iterable[str]) -> Path:

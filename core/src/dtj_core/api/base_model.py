@@ -60,9 +60,10 @@ class Model(BaseModel):
         """
         if not isinstance(data, dict):
             return data
+        if info.context != TOLERANT or cls.model_config.get("extra") != "forbid":
+            return {k: v for k, v in data.items() if v is not None}
         known = {field.alias for field in cls.model_fields.values()}
-        drop_unknown = info.context == TOLERANT and cls.model_config.get("extra") == "forbid"
-        return {k: v for k, v in data.items() if v is not None and (k in known or not drop_unknown)}
+        return {k: v for k, v in data.items() if v is not None and k in known}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

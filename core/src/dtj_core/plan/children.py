@@ -206,12 +206,15 @@ def repairs(
 def nudges(job: Job, observed: Observed, pods: tuple[Object, ...], now: float) -> tuple[Nudge, ...]:
     """Returns a nudge if pods of the StatefulSet have been missing for a while.
 
-    The nudge yields the reason, or wakes the controller.
+    The nudge yields the reason, or wakes the controller. A controller that has not come to the
+    StatefulSet yet does not sleep: it has much to do, and a nudge would give it more.
     """
     child = observed.stateful_set
     if child is None or len(pods) >= job.pod_count or observed.rejection or observed.refusal:
         return ()
     metadata = child["metadata"]
+    if (child.get("status") or {}).get("observedGeneration", 0) < metadata.get("generation", 1):
+        return ()
     last = unix(_annotation(child, names.ANNOTATION_NUDGED)) or unix(metadata.get("creationTimestamp"))
     due = last is not None and now - last >= NUDGE_SECONDS
     return (Nudge(stateful_set=child, time=rfc3339(now)),) if due else ()

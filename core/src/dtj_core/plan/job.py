@@ -75,7 +75,7 @@ class Job:
         """Number of pods without which no attempt can start."""
         return self.spec.elastic.min_replicas if self.spec.elastic is not None else self.spec.replicas
 
-    @property
+    @cached_property
     def trainer_container(self) -> str:
         """Name of the trainer container."""
         return str(self.spec.trainer.get("name", names.CONTAINER))

@@ -9,6 +9,7 @@ however often.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from dtj_contract import names
 from dtj_contract.names import Reason
@@ -106,7 +107,7 @@ def _find_result(
     if result is None:
         result = deadlines.deadline_exceeded(job.spec, status, now)
     if result is None and job.unreadable is None and not job.spec.suspend:
-        waits = _find_wait(job, observed, group, status, report, now)
+        waits = partial(_find_wait, job, observed, group, status, report, now)
         result = startup_deadline.deadline_exceeded(job, observed, group, status, report, waits, now)
     if result is None and report is None and observed.agent_asked and job.unreadable is None:
         result = pods.unstartable(group, job, now)

@@ -7,6 +7,7 @@ from typing import Any, NoReturn, Protocol
 
 from dtj_contract import names
 from dtj_core.plan.job import is_owned
+from dtj_core.plan.job_status import has_started
 from dtj_core.plan.model import Action, Delete, Event, Nudge, Object, Plan
 from dtj_operator import errors
 from dtj_operator.kube import undeclared_fields
@@ -25,6 +26,7 @@ BY_OTHERS = (
     "metadata.ownerReferences",  # child of a deleted namesake, still terminating
     "updates to statefulset spec",  # somebody else has just created a StatefulSet of that name
 )
+ROUTINE = (names.Reason.CREATED, names.Reason.WORKERS_RUNNING)
 NO_DRY_RUN = "does not support dry run"
 
 
@@ -79,7 +81,8 @@ class PlanExecutor:
                 written = await self._write_status(job, status)
                 answered(written)
         for event in plan.events:
-            await self._recorder.record(job, event)
+            if not is_routine(job, event):
+                await self._recorder.record(job, event)
         return written
 
     async def _execute_action(self, job: Object, action: Action) -> None:
@@ -230,6 +233,15 @@ class PlanExecutor:
             logger.warning("status is written without %s; %s", ", ".join(sorted(map(".".join, found))), hint)
             self._undeclared |= found
             return await self._write_status(job, undeclared_fields.without(status, self._undeclared))
+
+
+def is_routine(job: Object, event: Event) -> bool:
+    """Returns whether `event` belongs to a start without problems, which the conditions show as well.
+
+    Two events would be two of the seven writes of such a job. Later, after a restart, the same
+    reasons are news.
+    """
+    return event.type == "Normal" and event.reason in ROUTINE and not has_started(job.get("status") or {})
 
 
 def _status_body(job: Object, status: Object) -> Object:
