@@ -60,6 +60,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $pairs | join "," | default "none" -}}
 {{- end -}}
 
+{{/* Who may reach the agents' port of every job: the operator, and the peers of the values. */}}
+{{- define "dtj-operator.jobPeers" -}}
+{{- $namespace := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) -}}
+{{- $pods := dict "matchLabels" (include "dtj-operator.selectorLabels" . | fromYaml) -}}
+{{- $operator := dict "namespaceSelector" $namespace "podSelector" $pods -}}
+{{- concat (list $operator) .Values.jobNetworkPolicy.ingressFrom | toJson -}}
+{{- end -}}
+
 {{- define "dtj-operator.serviceAccountName" -}}
 {{- if .Values.serviceAccount.create -}}
 {{- .Values.serviceAccount.name | default (include "dtj-operator.fullname" .) -}}
@@ -154,6 +162,11 @@ A toleration in the values takes precedence.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create, patch]
+{{- if .Values.jobNetworkPolicy.enabled }}
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [create, patch]
+{{- end }}
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [create]

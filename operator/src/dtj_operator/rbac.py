@@ -24,6 +24,7 @@ RULES: dict[tuple[str, str], tuple[str, ...]] = {
     ("", "services"): ("get", "list", "watch", "create", "patch"),
     ("", "pods"): ("list", "watch", "create", "delete"),  # create: dry runs only
     ("", "secrets"): ("create", "patch"),  # a patch returns the object
+    ("networking.k8s.io", "networkpolicies"): ("create", "patch"),
     ("", "persistentvolumeclaims"): ("create",),  # checkpoint.volume.claimTemplate
     ("events.k8s.io", "events"): ("create", "patch"),
 }

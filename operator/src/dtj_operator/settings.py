@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from dtj_contract import names
-from dtj_core.plan.model import Settings
+from dtj_core.plan.model import Object, Settings
 from dtj_operator.errors import OptionError
 from dtj_operator.leader.election import Timing
 
@@ -26,6 +27,7 @@ FLAGS = (
     "previous-master-key-file", "namespace", "workers", "resync-seconds", "metrics-port", "crd-wait-seconds",
     "kubeconfig", "context", "log-format", "log-level", "leader-election", "lease-namespace", "lease-name",
     "lease-duration-seconds", "renew-deadline-seconds", "retry-period-seconds", "claims-namespace",
+    "job-network-policy-from",
 )  # fmt: skip
 
 
@@ -76,6 +78,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
             image_pull_policy=given.image_pull_policy,
             agent_resources=resources(given.agent_resources),
             listen_host=given.agent_listen_host,
+            network_peers=peers(given.job_network_policy_from),
             pod_user=given.pod_user,
             previous_master_key=read_previous_key(given.previous_master_key_file),
         ),
@@ -146,6 +149,25 @@ def resources(text: str) -> dict[str, str]:
     return {name: quantity for name, _, quantity in pairs}
 
 
+def peers(text: str | None) -> tuple[Object, ...] | None:
+    """Parses a JSON list of NetworkPolicyPeers; None stays None. Raises OptionError."""
+    if text is None:
+        return None
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = None
+    known = {"podSelector", "namespaceSelector", "ipBlock"}
+    if not isinstance(given, list) or not all(
+        isinstance(peer, dict) and peer and peer.keys() <= known for peer in given
+    ):
+        raise OptionError(
+            f"--job-network-policy-from: {text} is no JSON list of NetworkPolicyPeers; write a list such as "
+            '[{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "dtj-system"}}}]'
+        )
+    return tuple(given)
+
+
 def read_master_key(path: Path) -> bytes:
     """Reads the secret that all jobs' agent keys are derived from. Raises OptionError."""
     try:
@@ -191,6 +213,11 @@ def _parser() -> argparse.ArgumentParser:
         "--agent-listen-host",
         default="0.0.0.0",
         help="address that agents bind to; [::] where pods have IPv6 addresses only",
+    )
+    add(
+        "--job-network-policy-from",
+        help="JSON list of NetworkPolicyPeers that may reach the agents' port, the operator among them; each job gets "
+        "a NetworkPolicy that admits these and its own pods (default: no NetworkPolicies)",
     )
     add(
         "--master-key-file",

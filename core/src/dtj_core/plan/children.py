@@ -1,4 +1,4 @@
-"""The children of a job: Secret, headless Service, StatefulSet and, through it, pods."""
+"""The children of a job: Secret, NetworkPolicy, headless Service, StatefulSet and, through it, pods."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import replace
 from dtj_contract import names
 from dtj_contract.names import Reason
 from dtj_core.api.claim_template import claim_name
-from dtj_core.plan import avoided_nodes, shape
+from dtj_core.plan import avoided_nodes, network_policy, shape
 from dtj_core.plan.job import Job
-from dtj_core.plan.model import Apply, Nudge, Object, Observed, Settings
+from dtj_core.plan.model import Annotate, Apply, Nudge, Object, Observed, Settings
 from dtj_core.plan.pod_template import pod_template
 from dtj_core.plan.pod_waits import Cause
 from dtj_core.plan.times import rfc3339, unix
@@ -101,6 +101,7 @@ def stateful_set(
     are kept from.
     """
     annotations = {names.ANNOTATION_SPEC_HASH: job.spec_hash, names.ANNOTATION_AGENT_IMAGE: settings.agent_image}
+    annotations |= network_policy.annotations(job, settings)
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
@@ -124,7 +125,13 @@ def all_children(job: Job, settings: Settings, avoided: tuple[str, ...] = ()) ->
     Attempts of a new run are numbered above all earlier ones.
     """
     floor = job.status.get("attempt", 0) + 1
-    return secret(job, settings), service(job, settings), stateful_set(job, settings, floor, avoided)
+    policy = network_policy.network_policy(job, settings, _metadata(job, job.policy_name))
+    return (
+        secret(job, settings),
+        *(() if policy is None else (policy,)),
+        service(job, settings),
+        stateful_set(job, settings, floor, avoided),
+    )
 
 
 def has_stateful_set(job: Job, observed: Observed) -> bool:
@@ -173,7 +180,7 @@ def _made_for(pod: Object) -> str:
 
 def repairs(
     job: Job, observed: Observed, pods: tuple[Object, ...], wanted: int, now: float, settings: Settings
-) -> tuple[Apply, ...]:
+) -> tuple[Apply | Annotate, ...]:
     """Returns the children that somebody deleted or changed, as they should be.
 
     `wanted`: the number of pods that the StatefulSet should have now.
@@ -183,7 +190,7 @@ def repairs(
     """
     if observed.rejection or observed.refusal:
         return ()
-    found = []
+    found: list[Apply | Annotate] = []
     if any(is_waiting_for_volumes(pod, job, now) for pod in pods):
         # The Secret may have been deleted. RBAC does not let the operator read Secrets, so create
         # it if missing. Never overwrite it: running pods may still use a key that was derived from
@@ -200,6 +207,8 @@ def repairs(
             # The pods that a job has may fill its quota, which would reject another one in a dry run.
             adds_pods = wanted > child["spec"].get("replicas", 1)
             found.append(Apply(body=_repaired(job, child, settings, avoided, wanted), adds_pods=adds_pods))
+        else:
+            found += network_policy.updates(job, child, settings, _metadata(job, job.policy_name))
     return tuple(found)
 
 
@@ -229,7 +238,9 @@ def _repaired(job: Job, child: Object, settings: Settings, avoided: tuple[str, .
     body = stateful_set(job, replace(settings, agent_image=image), floor, avoided, pods)
     if job.spec.elastic is not None:
         _keep_variables(body, child, job.trainer_container)
-    body["metadata"]["annotations"][names.ANNOTATION_REPAIRED] = str(child["metadata"].get("generation", 1))
+    written = body["metadata"]["annotations"]
+    written[names.ANNOTATION_REPAIRED] = str(child["metadata"].get("generation", 1))
+    network_policy.keep_annotation(written, child)
     return body
 
 
