@@ -20,7 +20,7 @@ from dtj_contract.agent_status import KEPT_SECONDS
 from dtj_contract.operator_message import HEADER
 from dtj_contract.status_token import CLOCK_HEADER
 from dtj_core.plan import agent_silence
-from dtj_core.plan.children import agent_key
+from dtj_core.plan.agent_keys import agent_key
 from dtj_core.plan.leader_search import Answer, LeaderSearch, pod_name
 from dtj_core.plan.model import Object, Settings
 from dtj_operator.agent_proof import AS_NEW, Proof, next_proof

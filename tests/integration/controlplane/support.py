@@ -25,7 +25,7 @@ from typing import Any
 from dtj_contract import names
 from dtj_contract.operator_message import HEADER, OperatorMessage, decode
 from dtj_contract.status_token import CLOCK_HEADER, bearer_is_valid
-from dtj_core.plan.children import agent_key
+from dtj_core.plan.agent_keys import agent_key
 from dtj_core.plan.model import Settings
 from dtj_operator import rbac
 from hack.cluster.controlplane import ControlPlane

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from dtj_contract.operator_message import HEADER
 from dtj_contract.status_token import CLOCK_HEADER, LIFE_SECONDS, bearer_is_valid, lasting_token, status_token
-from dtj_core.plan.children import agent_key
+from dtj_core.plan.agent_keys import agent_key
 from dtj_core.plan.model import Settings
 from dtj_operator.agent_client import AgentClient
 from dtj_operator.agent_proof import MOST_CLOCK_SECONDS, MOST_TRIES, Proof, next_proof

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from dtj_contract.operator_message import HEADER
 from dtj_contract.status_token import CLOCK_HEADER, bearer_is_valid
-from dtj_core.plan.children import agent_key
+from dtj_core.plan.agent_keys import agent_key
 from dtj_core.plan.model import Settings
 from dtj_operator import app, settings
 from dtj_operator.agent_client import AgentClient

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-import hashlib
-import hmac
 from dataclasses import replace
 
 from dtj_contract import names
 from dtj_contract.names import Reason
 from dtj_core.api.claim_template import claim_name
-from dtj_core.plan import avoided_nodes, network_policy, shape
+from dtj_core.plan import agent_keys, avoided_nodes, network_policy, shape
+from dtj_core.plan.agent_keys import agent_key
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Annotate, Apply, Nudge, Object, Observed, Settings
 from dtj_core.plan.pod_template import pod_template
@@ -27,14 +26,6 @@ STARTING_SECONDS = 10.0
 AGAIN_SECONDS = 60.0
 
 
-def agent_key(job_uid: str, settings: Settings) -> str:
-    """Returns the key that the operator and the agents of a job share: 64 hex digits.
-
-    The same job always has the same key.
-    """
-    return hmac.new(settings.master_key, job_uid.encode(), hashlib.sha256).hexdigest()
-
-
 def labels(job: Job) -> dict[str, str]:
     """Returns the labels of every child."""
     return {names.LABEL_MANAGED_BY: names.MANAGER, names.LABEL_JOB: job.name}
@@ -49,14 +40,15 @@ def selector(job: Job) -> dict[str, str]:
     return {names.LABEL_JOB: job.name}
 
 
-def secret(job: Job, settings: Settings) -> Object:
-    key = base64.b64encode(agent_key(job.uid, settings).encode()).decode()
+def secret(job: Job, settings: Settings, child: Object | None = None) -> Object:
+    """Returns the Secret of a new run, or of the StatefulSet `child`, whose agents have a key already."""
+    key = agent_key(job.uid, settings) if child is None else agent_keys.key_of(job.uid, child, settings)
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": _metadata(job, job.secret_name),
         "type": "Opaque",
-        "data": {names.SECRET_KEY: key},
+        "data": {names.SECRET_KEY: base64.b64encode(key.encode()).decode()},
     }
 
 
@@ -101,6 +93,7 @@ def stateful_set(
     are kept from.
     """
     annotations = {names.ANNOTATION_SPEC_HASH: job.spec_hash, names.ANNOTATION_AGENT_IMAGE: settings.agent_image}
+    annotations[names.ANNOTATION_AGENT_KEY] = agent_keys.digest(agent_key(job.uid, settings))
     annotations |= network_policy.annotations(job, settings)
     return {
         "apiVersion": "apps/v1",
@@ -193,9 +186,9 @@ def repairs(
     found: list[Apply | Annotate] = []
     if any(is_waiting_for_volumes(pod, job, now) for pod in pods):
         # The Secret may have been deleted. RBAC does not let the operator read Secrets, so create
-        # it if missing. Never overwrite it: running pods may still use a key that was derived from
-        # an older master key.
-        found.append(Apply(body=_for_create(secret(job, settings)), if_missing=True))
+        # it if missing, with the key that its agents have. Never overwrite it: that key may be of an
+        # older master key than the operator knows.
+        found.append(Apply(body=_for_create(secret(job, settings, observed.stateful_set)), if_missing=True))
     if observed.service is None or _is_edited_service(observed.service, service(job, settings)):
         found.append(Apply(body=service(job, settings)))
     child = observed.stateful_set
@@ -240,7 +233,11 @@ def _repaired(job: Job, child: Object, settings: Settings, avoided: tuple[str, .
         _keep_variables(body, child, job.trainer_container)
     written = body["metadata"]["annotations"]
     written[names.ANNOTATION_REPAIRED] = str(child["metadata"].get("generation", 1))
-    network_policy.keep_annotation(written, child)
+    # A repair replaces neither the policy nor the key.
+    for name in (names.ANNOTATION_NETWORK_POLICY, names.ANNOTATION_AGENT_KEY):
+        written.pop(name, None)
+        if _annotation(child, name):
+            written[name] = _annotation(child, name)
     return body
 
 

@@ -50,14 +50,6 @@ def updates(job: Job, child: Object, settings: Settings, metadata: Object) -> tu
     return Apply(body=policy), Annotate(stateful_set=child, annotations=wanted)
 
 
-def keep_annotation(written: dict[str, str], child: Object) -> None:
-    """Keeps what the StatefulSet `child` states about its policy, which a repair of `child` does not apply."""
-    known = (child["metadata"].get("annotations") or {}).get(names.ANNOTATION_NETWORK_POLICY)
-    written.pop(names.ANNOTATION_NETWORK_POLICY, None)
-    if known is not None:
-        written[names.ANNOTATION_NETWORK_POLICY] = known
-
-
 def _spec(job: Job, settings: Settings) -> Object | None:
     if settings.network_peers is None or _is_on_node_network(job):
         return None
