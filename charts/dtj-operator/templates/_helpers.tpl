@@ -80,6 +80,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- .Values.masterKey.existingSecret | default (printf "%s-master-key" (include "dtj-operator.fullname" .)) -}}
 {{- end -}}
 
+{{- define "dtj-operator.metricsSecret" -}}
+{{- .Values.metrics.authentication.existingSecret | default (printf "%s-metrics-tls" (include "dtj-operator.fullname" .)) -}}
+{{- end -}}
+
+{{- define "dtj-operator.metricsHost" -}}
+{{- printf "%s-metrics.%s.svc" (include "dtj-operator.fullname" .) .Release.Namespace -}}
+{{- end -}}
+
 {{/* Binds a Role for leases to the operator's account. */}}
 {{- define "dtj-operator.leaseBinding" -}}
 apiVersion: rbac.authorization.k8s.io/v1

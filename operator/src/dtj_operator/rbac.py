@@ -35,6 +35,13 @@ ELECTION_RULES: dict[tuple[str, str], tuple[str, ...]] = {
 }
 
 
+# In the whole cluster, and only with --metrics-auth kubernetes: who sent a token, and whether they may get /metrics.
+METRICS_RULES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("authentication.k8s.io", "tokenreviews"): ("create",),
+    ("authorization.k8s.io", "subjectaccessreviews"): ("create",),
+}
+
+
 def claim_rules(name: str) -> list[dict[str, list[str]]]:
     """Returns the rules in the namespace of the claims: update one claim, `name`, and list all.
 

@@ -27,7 +27,7 @@ FLAGS = (
     "previous-master-key-file", "namespace", "workers", "resync-seconds", "metrics-port", "crd-wait-seconds",
     "kubeconfig", "context", "log-format", "log-level", "leader-election", "lease-namespace", "lease-name",
     "lease-duration-seconds", "renew-deadline-seconds", "retry-period-seconds", "claims-namespace",
-    "job-network-policy-from",
+    "job-network-policy-from", "metrics-auth", "metrics-cert-dir",
 )  # fmt: skip
 
 
@@ -44,6 +44,10 @@ class Options:
     resync_seconds: float
     metrics_port: int
     """The port of /metrics, /healthz and /readyz; 0 takes a free port and logs it."""
+    metrics_auth: bool
+    """Whether only those may read /metrics whom RBAC lets get that path."""
+    metrics_cert_dir: str | None
+    """Folder with tls.crt and tls.key; None: plain HTTP."""
     crd_wait_seconds: float
     log_format: Literal["json", "text"]
     log_level: str
@@ -71,6 +75,11 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         if getattr(given, flag) < least:
             raise OptionError(f"--{flag.replace('_', '-')} is {getattr(given, flag)}; it must be {least} or more")
     _check_timing(given)
+    if given.metrics_auth == "kubernetes" and given.metrics_cert_dir is None and given.metrics_port != 0:
+        raise OptionError(
+            "--metrics-auth is kubernetes, and --metrics-cert-dir is missing: tokens would cross the network in plain "
+            "HTTP; name a folder with tls.crt and tls.key"
+        )
     return Options(
         settings=Settings(
             agent_image=given.agent_image,
@@ -88,6 +97,8 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         workers=given.workers,
         resync_seconds=given.resync_seconds,
         metrics_port=given.metrics_port,
+        metrics_auth=given.metrics_auth == "kubernetes",
+        metrics_cert_dir=given.metrics_cert_dir,
         crd_wait_seconds=given.crd_wait_seconds,
         log_format=given.log_format,
         log_level=given.log_level,
@@ -244,6 +255,13 @@ def _parser() -> argparse.ArgumentParser:
         default=8080,
         help="port of /metrics, /healthz and /readyz; 0: a free port on loopback",
     )
+    add(
+        "--metrics-auth",
+        choices=("none", "kubernetes"),
+        default="none",
+        help="who may read /metrics; kubernetes: those who show a token of the cluster whose user may get /metrics",
+    )
+    add("--metrics-cert-dir", help="folder with tls.crt and tls.key: the metrics port then speaks HTTPS")
     add(
         "--crd-wait-seconds",
         type=float,

@@ -55,7 +55,7 @@ def test_replaced_master_key_restarts_the_operator_and_no_job(
     replace_file(previous, MASTER_KEY)
     replace_file(key, NEW_KEY)
     assert first.process.wait(120) == 0, "the kubelet starts it again, with the new key"
-    # It looks for a missing Secret sooner than in 10 s.
+    # This program looks for a missing Secret sooner than in 10 s.
     second = start_operator(*files, program=(str(Path(__file__).parent / "impatient.py"),)).ready()
     agents.statuses[job["metadata"]["uid"]] = running(step=77, attempt=2)
     wait_until(

@@ -233,7 +233,7 @@ def _repaired(job: Job, child: Object, settings: Settings, avoided: tuple[str, .
         _keep_variables(body, child, job.trainer_container)
     written = body["metadata"]["annotations"]
     written[names.ANNOTATION_REPAIRED] = str(child["metadata"].get("generation", 1))
-    # A repair replaces neither the policy nor the key.
+    # A repair leaves the policy and the key as they are.
     for name in (names.ANNOTATION_NETWORK_POLICY, names.ANNOTATION_AGENT_KEY):
         written.pop(name, None)
         if _annotation(child, name):
