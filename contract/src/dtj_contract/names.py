@@ -29,6 +29,10 @@ ANNOTATION_AGENT_IMAGE = GROUP + "/agent-image"
 ANNOTATION_REPAIRED = GROUP + "/repaired-generation"
 # When the operator last woke the StatefulSet controller, because pods were missing.
 ANNOTATION_NUDGED = GROUP + "/nudged"
+# A digest of the agents' key, which shows the master key that it was derived from.
+ANNOTATION_AGENT_KEY = GROUP + "/agent-key"
+# A digest of the NetworkPolicy that the job was given.
+ANNOTATION_NETWORK_POLICY = GROUP + "/network-policy"
 # On the pod template and its pods: the nodes that they avoid, separated by commas.
 ANNOTATION_AVOIDED_NODES = GROUP + "/avoided-nodes"
 

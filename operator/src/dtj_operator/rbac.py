@@ -24,6 +24,7 @@ RULES: dict[tuple[str, str], tuple[str, ...]] = {
     ("", "services"): ("get", "list", "watch", "create", "patch"),
     ("", "pods"): ("list", "watch", "create", "delete"),  # create: dry runs only
     ("", "secrets"): ("create", "patch"),  # a patch returns the object
+    ("networking.k8s.io", "networkpolicies"): ("create", "patch"),
     ("", "persistentvolumeclaims"): ("create",),  # checkpoint.volume.claimTemplate
     ("events.k8s.io", "events"): ("create", "patch"),
 }
@@ -31,6 +32,13 @@ RULES: dict[tuple[str, str], tuple[str, ...]] = {
 # In the operator's own namespace, for the leader election.
 ELECTION_RULES: dict[tuple[str, str], tuple[str, ...]] = {
     ("coordination.k8s.io", "leases"): ("get", "watch", "create", "update"),
+}
+
+
+# In the whole cluster, and only with --metrics-auth kubernetes: who sent a token, and whether they may get /metrics.
+METRICS_RULES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("authentication.k8s.io", "tokenreviews"): ("create",),
+    ("authorization.k8s.io", "subjectaccessreviews"): ("create",),
 }
 
 

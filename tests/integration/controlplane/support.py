@@ -24,8 +24,8 @@ from typing import Any
 
 from dtj_contract import names
 from dtj_contract.operator_message import HEADER, OperatorMessage, decode
-from dtj_contract.status_token import status_token
-from dtj_core.plan.children import agent_key
+from dtj_contract.status_token import CLOCK_HEADER, bearer_is_valid
+from dtj_core.plan.agent_keys import agent_key
 from dtj_core.plan.model import Settings
 from dtj_operator import rbac
 from hack.cluster.controlplane import ControlPlane
@@ -121,6 +121,7 @@ class Objects:
             "distributedtrainingjobs": "apis/training.dtj.dev/v1alpha1",
             "statefulsets": "apis/apps/v1",
             "events": "apis/events.k8s.io/v1",
+            "networkpolicies": "apis/networking.k8s.io/v1",
         }.get(plural, "api/v1")
         return f"/{api}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
 
@@ -291,10 +292,11 @@ class Agents:
 
             def do_GET(self) -> None:
                 agents.asked += 1
-                shown = self.headers.get("Authorization")
+                shown, message = self.headers.get("Authorization", ""), self.headers.get(HEADER, "")
                 for uid in list(agents.statuses):
-                    if shown == "Bearer " + status_token(agent_key(uid, settings).encode()):
-                        agents.handed_over = decode(self.headers.get(HEADER, ""))
+                    key = agent_key(uid, settings).encode()
+                    if bearer_is_valid(key, shown, time.time(), message):
+                        agents.handed_over = decode(message)
                         body = agents._page(uid, self.path)
                         if body is None:
                             break
@@ -304,7 +306,10 @@ class Agents:
                         self.wfile.write(body)
                         return
                 agents.refused += 1
-                self.send_error(401)
+                self.send_response(401)
+                self.send_header(CLOCK_HEADER, f"{time.time():.0f}")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
 
             def log_message(self, *_: object) -> None:
                 """Logs nothing."""

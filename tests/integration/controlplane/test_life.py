@@ -53,7 +53,8 @@ def test_job_gets_its_children_and_completes_with_every_write_counted(
             (job["metadata"]["uid"], True, False)
         ]
         assert "finalizers" not in metadata
-        assert set(metadata.get("annotations", {})) <= {names.ANNOTATION_SPEC_HASH, names.ANNOTATION_AGENT_IMAGE}
+        allowed = {names.ANNOTATION_SPEC_HASH, names.ANNOTATION_AGENT_IMAGE, names.ANNOTATION_AGENT_KEY}
+        assert set(metadata.get("annotations", {})) <= allowed
     assert all("annotations" not in pod["metadata"] for pod in objects.list("pods"))
     stored = objects.get(JOBS, "j")
     assert "finalizers" not in stored["metadata"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from dtj_contract import names
 from dtj_core.plan import plan
-from dtj_core.plan.model import Apply, Event, Nudge, Object, Observed, Plan, Settings
+from dtj_core.plan.model import Annotate, Apply, Event, Nudge, Object, Observed, Plan, Settings
 from dtj_core.plan.times import rfc3339
 
 NOW = 1_790_000_000.0
@@ -194,6 +194,11 @@ class World:
                 self.job["status"] = deepcopy(step)
         elif isinstance(step, Apply):
             self._apply(step.body)
+        elif isinstance(step, Annotate):
+            self.writes.append("annotate")
+            child = step.stateful_set
+            annotations = {**child["metadata"].get("annotations", {}), **step.annotations}
+            self.see(stateful_set={**child, "metadata": child["metadata"] | {"annotations": annotations}})
         elif isinstance(step, Nudge):
             self.writes.append("nudge")
             child = step.stateful_set

@@ -1,18 +1,17 @@
-"""The children of a job: Secret, headless Service, StatefulSet and, through it, pods."""
+"""The children of a job: Secret, NetworkPolicy, headless Service, StatefulSet and, through it, pods."""
 
 from __future__ import annotations
 
 import base64
-import hashlib
-import hmac
 from dataclasses import replace
 
 from dtj_contract import names
 from dtj_contract.names import Reason
 from dtj_core.api.claim_template import claim_name
-from dtj_core.plan import avoided_nodes, shape
+from dtj_core.plan import agent_keys, avoided_nodes, network_policy, shape
+from dtj_core.plan.agent_keys import agent_key
 from dtj_core.plan.job import Job
-from dtj_core.plan.model import Apply, Nudge, Object, Observed, Settings
+from dtj_core.plan.model import Annotate, Apply, Nudge, Object, Observed, Settings
 from dtj_core.plan.pod_template import pod_template
 from dtj_core.plan.pod_waits import Cause
 from dtj_core.plan.times import rfc3339, unix
@@ -25,14 +24,6 @@ SANDBOX = "PodReadyToStartContainers"
 STARTING_SECONDS = 10.0
 # A pod that waits longer is checked again in the first STARTING_SECONDS of each such interval.
 AGAIN_SECONDS = 60.0
-
-
-def agent_key(job_uid: str, settings: Settings) -> str:
-    """Returns the key that the operator and the agents of a job share: 64 hex digits.
-
-    The same job always has the same key.
-    """
-    return hmac.new(settings.master_key, job_uid.encode(), hashlib.sha256).hexdigest()
 
 
 def labels(job: Job) -> dict[str, str]:
@@ -49,14 +40,15 @@ def selector(job: Job) -> dict[str, str]:
     return {names.LABEL_JOB: job.name}
 
 
-def secret(job: Job, settings: Settings) -> Object:
-    key = base64.b64encode(agent_key(job.uid, settings).encode()).decode()
+def secret(job: Job, settings: Settings, child: Object | None = None) -> Object:
+    """Returns the Secret of a new run, or of the StatefulSet `child`, whose agents have a key already."""
+    key = agent_key(job.uid, settings) if child is None else agent_keys.key_of(job.uid, child, settings)
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": _metadata(job, job.secret_name),
         "type": "Opaque",
-        "data": {names.SECRET_KEY: key},
+        "data": {names.SECRET_KEY: base64.b64encode(key.encode()).decode()},
     }
 
 
@@ -101,6 +93,8 @@ def stateful_set(
     are kept from.
     """
     annotations = {names.ANNOTATION_SPEC_HASH: job.spec_hash, names.ANNOTATION_AGENT_IMAGE: settings.agent_image}
+    annotations[names.ANNOTATION_AGENT_KEY] = agent_keys.digest(agent_key(job.uid, settings))
+    annotations |= network_policy.annotations(job, settings)
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
@@ -124,7 +118,13 @@ def all_children(job: Job, settings: Settings, avoided: tuple[str, ...] = ()) ->
     Attempts of a new run are numbered above all earlier ones.
     """
     floor = job.status.get("attempt", 0) + 1
-    return secret(job, settings), service(job, settings), stateful_set(job, settings, floor, avoided)
+    policy = network_policy.network_policy(job, settings, _metadata(job, job.policy_name))
+    return (
+        secret(job, settings),
+        *(() if policy is None else (policy,)),
+        service(job, settings),
+        stateful_set(job, settings, floor, avoided),
+    )
 
 
 def has_stateful_set(job: Job, observed: Observed) -> bool:
@@ -173,7 +173,7 @@ def _made_for(pod: Object) -> str:
 
 def repairs(
     job: Job, observed: Observed, pods: tuple[Object, ...], wanted: int, now: float, settings: Settings
-) -> tuple[Apply, ...]:
+) -> tuple[Apply | Annotate, ...]:
     """Returns the children that somebody deleted or changed, as they should be.
 
     `wanted`: the number of pods that the StatefulSet should have now.
@@ -183,12 +183,12 @@ def repairs(
     """
     if observed.rejection or observed.refusal:
         return ()
-    found = []
+    found: list[Apply | Annotate] = []
     if any(is_waiting_for_volumes(pod, job, now) for pod in pods):
         # The Secret may have been deleted. RBAC does not let the operator read Secrets, so create
-        # it if missing. Never overwrite it: running pods may still use a key that was derived from
-        # an older master key.
-        found.append(Apply(body=_for_create(secret(job, settings)), if_missing=True))
+        # it if missing, with the key that its agents have. Never overwrite it: that key may be of an
+        # older master key than the operator knows.
+        found.append(Apply(body=_for_create(secret(job, settings, observed.stateful_set)), if_missing=True))
     if observed.service is None or _is_edited_service(observed.service, service(job, settings)):
         found.append(Apply(body=service(job, settings)))
     child = observed.stateful_set
@@ -200,6 +200,8 @@ def repairs(
             # The pods that a job has may fill its quota, which would reject another one in a dry run.
             adds_pods = wanted > child["spec"].get("replicas", 1)
             found.append(Apply(body=_repaired(job, child, settings, avoided, wanted), adds_pods=adds_pods))
+        else:
+            found += network_policy.updates(job, child, settings, _metadata(job, job.policy_name))
     return tuple(found)
 
 
@@ -232,7 +234,13 @@ def _repaired(job: Job, child: Object, settings: Settings, avoided: tuple[str, .
     body = stateful_set(job, replace(settings, agent_image=image), floor, avoided, pods)
     if job.spec.elastic is not None:
         _keep_variables(body, child, job.trainer_container)
-    body["metadata"]["annotations"][names.ANNOTATION_REPAIRED] = str(child["metadata"].get("generation", 1))
+    written = body["metadata"]["annotations"]
+    written[names.ANNOTATION_REPAIRED] = str(child["metadata"].get("generation", 1))
+    # A repair leaves the policy and the key as they are.
+    for name in (names.ANNOTATION_NETWORK_POLICY, names.ANNOTATION_AGENT_KEY):
+        written.pop(name, None)
+        if _annotation(child, name):
+            written[name] = _annotation(child, name)
     return body
 
 

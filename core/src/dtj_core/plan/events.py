@@ -43,8 +43,9 @@ def _changes(job: Job, old: Object, new: Object, report: Report | None) -> Itera
     if has_children(new) and (not has_children(old) or old.get("startTime") != new.get("startTime")):
         if is_stop_announced(old):
             yield _event("Normal", Reason.JOB_RESUMED, f"resumed with {_pods(job)}")
-        else:
-            message = f"created the Secret, the Service and the StatefulSet with {_pods(job)}"
+        elif old.get("conditions"):
+            # The first status of a job that starts at once states the same, and an event is one more write.
+            message = f"created the StatefulSet with {_pods(job)}, and what it needs"
             yield _event("Normal", Reason.CREATED, message)
     known = {_key(failure): failure.get("reason") for failure in old.get("failures") or ()}
     failures = [failure for failure in new.get("failures") or () if _is_news(failure, known)]

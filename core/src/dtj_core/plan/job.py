@@ -87,6 +87,11 @@ class Job:
         return f"{self.name}-dtj-agent"
 
     @property
+    def policy_name(self) -> str:
+        """Name of the NetworkPolicy, which is applied by force, too."""
+        return self.secret_name
+
+    @property
     def owner_reference(self) -> Object:
         return {
             "apiVersion": names.API_VERSION,

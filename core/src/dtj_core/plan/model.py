@@ -108,7 +108,16 @@ class Nudge:
     """Value of names.ANNOTATION_NUDGED."""
 
 
-Action = Apply | Delete | Nudge
+@dataclass(frozen=True, kw_only=True)
+class Annotate:
+    """Write annotations of a StatefulSet. Its pods are not touched."""
+
+    stateful_set: Object
+    """As observed."""
+    annotations: Mapping[str, str]
+
+
+Action = Apply | Delete | Nudge | Annotate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +169,9 @@ class Settings:
     can_avoid_nodes: bool = True
     """Whether pods may be placed on another node. A local run has only one."""
     agent_port: int = names.AGENT_PORT
+    network_peers: tuple[Object, ...] | None = None
+    """NetworkPolicyPeers that may reach the agents' port, besides the job's own pods. None: jobs get no
+    NetworkPolicy."""
     listen_host: str = "0.0.0.0"
     """Address that the agents bind to; "[::]" where pods have only IPv6 addresses."""
     progress_write_seconds: float = 25.0

@@ -24,7 +24,7 @@ from dtj_core.api.encoding import APPLY_CONTENT, apply_body
 from dtj_core.plan.model import Object
 from dtj_operator import errors
 from dtj_operator.kube.login import Login
-from dtj_operator.kube.resources import LEASE, Resource
+from dtj_operator.kube.resources import ACCESS_REVIEW, LEASE, TOKEN_REVIEW, Resource
 
 REQUEST_SECONDS = 10.0
 # A hanging admission webhook has 10 s by default; the API server's response then names the webhook.
@@ -52,6 +52,7 @@ _NOT_TYPED = ("failed to create typed patch object", "failed to convert new obje
 
 
 Objects = list[Object]
+UNFENCED = (LEASE.api_version, TOKEN_REVIEW.api_version, ACCESS_REVIEW.api_version)
 
 
 class RequestObserver(Protocol):
@@ -327,11 +328,12 @@ def _event(line: bytes, path: str) -> Object:
 def _trace(fence: Callable[[], None]) -> aiohttp.TraceConfig:
     """Calls `fence` again when a write had to wait for a new connection: the process may have been stopped meanwhile.
 
-    Leases are exempt: their writes make the leader, and clients of one login share these settings.
+    Leases are exempt, because their writes make the leader, and reviews, because they change nothing. The clients of
+    one login share these settings.
     """
 
     async def started(_: object, context: SimpleNamespace, request: aiohttp.TraceRequestStartParams) -> None:
-        context.fenced = request.method != "GET" and f"/{LEASE.api_version}/" not in request.url.path
+        context.fenced = request.method != "GET" and not any(f"/{api}/" in request.url.path for api in UNFENCED)
 
     async def connected(_: object, context: SimpleNamespace, __: object) -> None:
         if context.fenced:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any, NoReturn, Protocol
 
 from dtj_contract import names
 from dtj_core.plan.job import is_owned
 from dtj_core.plan.job_status import has_started
-from dtj_core.plan.model import Action, Delete, Event, Nudge, Object, Plan
+from dtj_core.plan.model import Action, Annotate, Delete, Event, Nudge, Object, Plan
 from dtj_operator import errors
 from dtj_operator.kube import undeclared_fields
 from dtj_operator.kube.cache.cache import Cache
@@ -90,6 +91,9 @@ class PlanExecutor:
         if isinstance(action, Nudge):
             await self._nudge(namespace, action)
             return
+        if isinstance(action, Annotate):
+            await self._annotate(namespace, action.stateful_set, action.annotations)
+            return
         if isinstance(action, Delete):
             await self._delete(namespace, action)
             return
@@ -160,17 +164,28 @@ class PlanExecutor:
         Raises Rejected with the message that the controller receives, too, and reports in events of
         the StatefulSet only.
         """
-        metadata = action.stateful_set["metadata"]
-        patch = {"metadata": {"uid": metadata["uid"], "annotations": {names.ANNOTATION_NUDGED: action.time}}}
         try:
             await self._dry_run_pod(namespace, action.stateful_set)
+        except (errors.ObjectNotFound, errors.Conflict):
+            return  # the namespace terminates
+        except errors.KubeError as error:
+            _raise_rejection(error, permanent=False)
+        name = action.stateful_set["metadata"]["name"]
+        if await self._annotate(namespace, action.stateful_set, {names.ANNOTATION_NUDGED: action.time}):
+            logger.info("woke the controller of StatefulSet %s, which has created too few pods", name)
+
+    async def _annotate(self, namespace: str, stateful_set: Object, annotations: Mapping[str, str]) -> bool:
+        """Writes annotations of this very StatefulSet. Returns False if it is gone."""
+        metadata = stateful_set["metadata"]
+        patch = {"metadata": {"uid": metadata["uid"], "annotations": dict(annotations)}}
+        try:
             merged = await self._client.merge(STATEFUL_SET, namespace, metadata["name"], patch)
         except (errors.ObjectNotFound, errors.Conflict):
-            return  # deleted, or replaced by another
+            return False  # deleted, or replaced by another
         except errors.KubeError as error:
             _raise_rejection(error, permanent=False)
         self._cache.answer(STATEFUL_SET, merged)
-        logger.info("woke the controller of StatefulSet %s, which has created too few pods", metadata["name"])
+        return True
 
     async def _dry_run_pod(self, namespace: str, stateful_set: Object) -> None:
         """Creates a pod of the StatefulSet as a dry run, to learn whether its pods would be admitted.

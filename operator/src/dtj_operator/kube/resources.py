@@ -39,10 +39,13 @@ SERVICE = Resource("v1", "Service", "services")
 SECRET = Resource("v1", "Secret", "secrets")
 CLAIM = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 POD = Resource("v1", "Pod", "pods")
+NETWORK_POLICY = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 EVENT = Resource("events.k8s.io/v1", "Event", "events")
+TOKEN_REVIEW = Resource("authentication.k8s.io/v1", "TokenReview", "tokenreviews")
+ACCESS_REVIEW = Resource("authorization.k8s.io/v1", "SubjectAccessReview", "subjectaccessreviews")
 LEASE = Resource("coordination.k8s.io/v1", "Lease", "leases")
 
-BY_KIND = {resource.kind: resource for resource in (JOB, STATEFUL_SET, SERVICE, SECRET, CLAIM, POD)}
+BY_KIND = {resource.kind: resource for resource in (JOB, STATEFUL_SET, SERVICE, SECRET, CLAIM, POD, NETWORK_POLICY)}
 
 
 def job_key(job: Object) -> tuple[str, str]:

@@ -26,6 +26,8 @@ _CHILD_ANNOTATIONS = (
     names.ANNOTATION_AGENT_IMAGE,
     names.ANNOTATION_REPAIRED,
     names.ANNOTATION_NUDGED,
+    names.ANNOTATION_NETWORK_POLICY,
+    names.ANNOTATION_AGENT_KEY,
     names.ANNOTATION_AVOIDED_NODES,
 )
 _CONTAINER_STATUS = ("name", "state", "lastState", "ready", "restartCount", "image")
