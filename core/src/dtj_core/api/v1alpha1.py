@@ -141,6 +141,9 @@ class Spec(Model):
     """Third-party modules that the warm process imports beside torch, such as lightning. List what
     your script imports and what does not change with your code: a module that starts a thread, uses
     the GPU or fails when it is imported is left out."""
+    kubeflow_progress: Literal["Auto", "Never"] = "Auto"
+    """Whether the agents take the progress that Kubeflow's clients send, such as transformers' Trainer
+    and kubeflow.trainer.update_trainjob_status. Never: they find no server, and send nothing."""
     restart: RestartSettings = RestartSettings()
     """Budget for failures of the job's own. Preempted, drained and deleted pods never count."""
     hang_detection: HangDetection = HangDetection()
@@ -250,6 +253,7 @@ class Spec(Model):
                 "template",
                 "warmWorkers",
                 "preload",
+                "kubeflowProgress",
                 "hangDetection",
                 "progressDeadlineSeconds",
             ),
