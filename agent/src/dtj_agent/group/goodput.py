@@ -159,6 +159,8 @@ class GoodputTracker:
         self._reporter = reporter
         kept = {key: report.get(key) for key in SHOWN}
         kept.update((key, report[key]) for key in ESTIMATES if report.get(key) is not None)
+        if step is None and self.last_step is not None:  # a training that resumes at its end reports no step
+            kept["step"], kept["totalSteps"] = self.last_step, (self.history.progress or {}).get("totalSteps")
         self.history.progress = dict(kept, metrics=report.get("metrics") or {}, time=now.wall)
         restart_policy.step_done(self.history, number(step))
 

@@ -16,7 +16,7 @@ from dtj_contract.json_numbers import count, finite_number
 
 STEP = ("current_step", "global_step", "step")
 TOTAL = ("total_steps", "max_steps")
-LOSS = ("loss", "train_loss")
+LOSS = "loss"
 MAX_METRICS = 256
 """As many as kubeflow.trainer sends at most."""
 
@@ -33,12 +33,12 @@ def parse(body: bytes, attempt: int, rank: int) -> Optional[worker_report.Worker
     metrics = _metrics(status.get("metrics"))
     found: Dict[str, Any] = {"rank": rank, "attempt": attempt}
     found["step"], found["totalSteps"] = _count(metrics, STEP), _count(metrics, TOTAL)
-    found["loss"] = next((metrics[name] for name in LOSS if name in metrics), None)
+    found["loss"] = metrics.get(LOSS)
     # A callback that begins reports 0 %, also where its training resumes in the middle.
     if status.get("progressPercentage") != 0 or found["step"] is not None:
         found["percent"] = status.get("progressPercentage")
         found["remainingSeconds"] = status.get("estimatedRemainingSeconds")
-    others = {name: value for name, value in metrics.items() if name not in (*STEP, *TOTAL, LOSS[0])}
+    others = {name: value for name, value in metrics.items() if name not in (*STEP, *TOTAL, LOSS)}
     if others:
         found["metrics"] = others
     return worker_report.clean(found)
