@@ -69,6 +69,8 @@ class AgentSettings(NamedTuple):
     spares: int = 0
     elastic: Optional[ElasticLimits] = None
     """None: every attempt has `replicas` pods."""
+    launched: int = 0
+    """Ranks that a launcher in the command shall start in this pod; 0: the command is no launcher."""
     kubeflow: bool = True
     """Whether this agent takes the progress that Kubeflow's clients send."""
 

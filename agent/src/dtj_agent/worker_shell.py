@@ -15,7 +15,7 @@ from dtj_agent.pages import kubeflow
 from dtj_agent.settings import AgentSettings
 from dtj_agent.store.host import StoreHost
 from dtj_agent.store.master_port import PortHolder
-from dtj_agent.workers import error_file, extension_locks, launchers, python_command, worker_env
+from dtj_agent.workers import error_file, extension_locks, python_command, worker_env
 from dtj_agent.workers.rank_watch import RankWatch
 from dtj_agent.workers.report_socket import ReportSocket
 from dtj_agent.workers.stacks import StackFiles
@@ -41,7 +41,7 @@ class WorkerShell:
         self._loop = loop
         self._settings = settings
         self._environ = dict(environ)
-        if launchers.is_launcher(settings.command):
+        if settings.launched:
             self._environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
         self._log = output.log
 
@@ -121,10 +121,14 @@ class WorkerShell:
                 settings, self._environ, spawn, local_rank, self._reports.path, error_path, self.stacks.path(rank)
             )
             environments[rank].update(started)
+            environments[rank].update(worker_env.launcher_environment(settings, spawn, self._environ))
             if self._progress is not None:
                 environments[rank].update(self._progress.environment(spawn.attempt, rank, environments[rank]))
             if checkpoint_keep is not None and settings.checkpoint_dir:
                 environments[rank][names.ENV_CHECKPOINT_KEEP] = str(checkpoint_keep)
+        if settings.launched:
+            text = "the command is a launcher: one is started in each pod, with %s as PET_NPROC_PER_NODE"
+            self._log(text % environments[ranks[0]]["PET_NPROC_PER_NODE"])
         world_size = spawn.nodes * settings.processes
         self._log("attempt %d: starting ranks %d to %d of %d" % (spawn.attempt, ranks[0], ranks[-1], world_size))
         self.watch.begin()
@@ -182,7 +186,7 @@ class WorkerShell:
         if not settings.warm or sys.platform != "linux":
             return None
         command = python_command.parse(settings.command)
-        if launchers.is_launcher(settings.command):
+        if settings.launched:
             command = python_command.Unsuitable("the command is a launcher, which starts the ranks itself")
         if isinstance(command, python_command.Unsuitable):
             if command.why:

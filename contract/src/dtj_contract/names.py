@@ -269,6 +269,8 @@ class Reason:
 
     # life of a job
     CREATED = "ChildrenCreated"
+    LAUNCHER_REMOVED = "LauncherRemoved"  # torchrun, accelerate launch or deepspeed, out of the command
+    LAUNCHER_KEPT = "LauncherKept"
     PODS_PENDING = "PodsPending"
     UNSCHEDULABLE = "Unschedulable"
     QUEUED = "Queued"  # a scheduling gate, such as Kueue's, holds the pods back

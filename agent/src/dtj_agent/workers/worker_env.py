@@ -72,3 +72,16 @@ def worker_environment(
         names.ENV_JOB: settings.job,
     })  # fmt: skip
     return environment
+
+
+def launcher_environment(settings: AgentSettings, spawn: Spawn, environment: Mapping[str, str]) -> Dict[str, str]:
+    """Returns the variables that a launcher reads as its flags, as Kubeflow sets them; none for another command."""
+    if not settings.launched:
+        return {}
+    return {
+        "PET_NNODES": str(spawn.nodes),
+        "PET_NPROC_PER_NODE": environment.get("PET_NPROC_PER_NODE") or str(settings.launched),
+        "PET_NODE_RANK": str(spawn.node_rank),
+        "PET_MASTER_ADDR": spawn.master_addr,
+        "PET_MASTER_PORT": str(spawn.master_port),
+    }
