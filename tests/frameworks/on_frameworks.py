@@ -20,6 +20,7 @@ SCRIPT = Path(__file__).with_name("scripts.py")
 FRAMEWORKS = ("plain", "transformers", "accelerate", "lightning")
 RUN = (sys.executable, "-m", "dtj.main", "run", "--plain", "-o", "json")
 LIMIT = 900
+pytestmark = pytest.mark.timeout(3 * LIMIT)
 STEPS = 24
 
 

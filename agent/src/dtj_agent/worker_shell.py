@@ -11,11 +11,10 @@ from dtj_agent.files.pod_output import PodOutput
 from dtj_agent.group.member import Spawn, WorkerExit
 from dtj_agent.net.loop import Loop
 from dtj_agent.net.progress_server import ProgressServer
-from dtj_agent.pages import kubeflow
 from dtj_agent.settings import AgentSettings
 from dtj_agent.store.host import StoreHost
 from dtj_agent.store.master_port import PortHolder
-from dtj_agent.workers import error_file, extension_locks, python_command, worker_env
+from dtj_agent.workers import error_file, extension_locks, kubeflow, python_command, worker_env
 from dtj_agent.workers.rank_watch import RankWatch
 from dtj_agent.workers.report_socket import ReportSocket
 from dtj_agent.workers.stacks import StackFiles

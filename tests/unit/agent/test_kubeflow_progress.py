@@ -10,13 +10,10 @@ from typing import Any
 
 import pytest
 
-from dtj_agent.group.goodput import GoodputTracker
-from dtj_agent.group.history import History
-from dtj_agent.group.messages import Now
 from dtj_agent.net import progress_server
 from dtj_agent.net.loop import Loop
 from dtj_agent.net.progress_server import ProgressServer
-from dtj_agent.pages import kubeflow
+from dtj_agent.workers import kubeflow
 from tests.lib.waiting import wait_until
 from tests.unit.agent.harness import running
 
@@ -268,15 +265,3 @@ def test_flood_is_answered_at_a_bounded_pace(served: Served) -> None:
     wait_until("the next second's requests", lambda: served.turn() or len(served.bodies) == len(flood))
     for sock in flood:
         sock.close()
-
-
-def test_training_that_resumes_at_its_end_keeps_the_last_step() -> None:
-    """Its only report is that of the end: 100 %, without a step."""
-    tracker = GoodputTracker(History())
-    tracker.started(Now(0.0, 0.0))
-    tracker.report({"rank": 0, "step": 28, "totalSteps": 30, "percent": 93, "stepped": True}, None, Now(1.0, 1.0))
-    tracker.ended(Now(2.0, 2.0))
-    tracker.started(Now(3.0, 3.0))
-    tracker.report({"rank": 0, "percent": 100, "stepped": False}, None, Now(4.0, 4.0))
-    shown = tracker.history.progress or {}
-    assert (shown["step"], shown["totalSteps"], shown["percent"]) == (28, 30, 100)

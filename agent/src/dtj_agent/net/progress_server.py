@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from _operator import _compare_digest as same  # hmac.compare_digest without hmac
-from typing import Callable, Dict, NamedTuple, Optional, Set
+from typing import Callable, Dict, NamedTuple, Optional, Set, Tuple
 
 from dtj_agent.net import http_response
 from dtj_agent.net.loop import READ, Loop
@@ -167,7 +167,7 @@ def _parse(raw: bytes) -> Optional[_Head]:
     return _Head(parts[0], parts[1], headers.get("authorization", ""), int(length) if is_number else None)
 
 
-def _place(path: str) -> Optional["tuple[int, int]"]:
+def _place(path: str) -> Optional[Tuple[int, int]]:
     """Returns attempt and rank of `/attempts/A/ranks/R`."""
     parts = path.split("?")[0].split("/")
     if len(parts) != 5 or (parts[1], parts[3]) != ("attempts", "ranks"):

@@ -6,7 +6,7 @@ restarted in place. A launcher that can't be taken out stays, and the agent star
 
 from __future__ import annotations
 
-import os
+import posixpath
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ class Unwrapped:
 
 def find(command: Sequence[str]) -> tuple[str, list[str]]:
     """Returns the launcher that a command starts, and its arguments; "" if the command starts none."""
-    program = os.path.basename(command[0])
+    program = posixpath.basename(command[0])
     if PYTHON.fullmatch(program):
         options = [argument for argument in command[1:3] if argument == "-u"]
         rest = list(command[1 + len(options) :])
