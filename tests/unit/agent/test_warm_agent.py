@@ -59,7 +59,7 @@ def test_agent_forks_every_attempt_and_survives_its_warm_process(tmp_path: Path)
     ("text", "reason", "counted"),
     [
         ("import torchh\n", "ImportFailed", 0),
-        ("def f(:\n", "ScriptError", 0),
+        ("import torch\ndef f(:\n", "ScriptError", 0),
         (
             "import logging, os, sys\n"
             "try:\n    import torchh\nexcept ImportError:\n    logging.exception('without')\n"
