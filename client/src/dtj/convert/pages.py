@@ -129,6 +129,8 @@ So the launcher is taken out of the command, here and in every other kind of fil
 A launcher stays where only the launcher can act on a flag (`accelerate launch --config_file`), and inside of \
 shell text that does more than to start it.
 The agent then starts one launcher for each pod.
+A job that names the launcher itself runs alike, see \
+[the guide](../trainer.md#torchrun-accelerate-and-deepspeed-in-the-command).
 """,
         *parts,
     )
