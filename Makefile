@@ -51,7 +51,7 @@ test-e2e: venv cluster-ready ## run the tests on kind: install the chart, kill r
 	@$(TESTS) e2e --durations=30 -- -s -m e2e tests/e2e tests/integration
 
 .PHONY: test-long
-test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults, and the trainer's tests with the other torch
+test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults, the trainer's tests with the other torch, and frameworks
 	@DTJ_SIMULATOR_SEEDS=$(or $(SEEDS),100000) $(PY) -m pytest -q -n 2 tests/unit/agent/test_simulator.py
 	@DTJ_PLANNER_SEEDS=$(or $(PLANNER_SEEDS),20000) $(PY) -m pytest -q -n 2 tests/unit/operator/test_simulator.py
 	@for group in plain spare elastic; do $(PY) -m tests.chaos --slow --faults $(or $(FAULTS),300) --group $$group || exit 1; done
@@ -59,6 +59,7 @@ test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults,
 	@$(CLUSTER) bin promtool >/dev/null
 	@$(PY) -m pytest -q tests/integration/chart/on_promtool.py
 	@./hack/test_long.sh
+	@./hack/frameworks.sh
 
 .PHONY: chaos-kind
 chaos-kind: venv cluster-up deploy ## stop nodes, kubelets, pods and the API server of kind under a job, and print the recoveries

@@ -34,6 +34,7 @@ from dtj_agent.pages.routes import pages
 from dtj_agent.pages.status_waits import StatusWaits
 from dtj_agent.settings import Address, AgentSettings
 from dtj_agent.worker_shell import WorkerShell
+from dtj_agent.workers import launchers
 from dtj_contract import names
 from dtj_contract.agent_status import AgentStatus
 from dtj_contract.operator_message import OperatorMessage
@@ -46,7 +47,7 @@ class Agent:
     """One pod's agent. `run` returns the exit code."""
 
     def __init__(self, settings: AgentSettings, environ: Mapping[str, str], loop: Loop) -> None:
-        self.settings = settings
+        self.settings = settings = launchers.fit(settings)
         self.loop = loop
         self.output = PodOutput(settings.checkpoint_dir, settings.pod)
         self.log = self.output.log

@@ -101,6 +101,11 @@ ENV_PROGRESS_DEADLINE = "DTJ_PROGRESS_DEADLINE_SECONDS"
 ENV_PRELOAD = "DTJ_PRELOAD"
 ENV_WARM_WORKERS = "DTJ_WARM_WORKERS"
 WARM_AUTO, WARM_NEVER = "Auto", "Never"
+# Whether the agent takes the progress that Kubeflow's clients send; and the variables by which these find a server.
+ENV_KUBEFLOW_PROGRESS = "DTJ_KUBEFLOW_PROGRESS"
+KUBEFLOW_AUTO, KUBEFLOW_NEVER = "Auto", "Never"
+KUBEFLOW_URL = "KUBEFLOW_TRAINER_SERVER_URL"
+KUBEFLOW_TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"  # a file
 # --- environment: dtj run -> agent (a pod on this machine) ------------------------------------------------------------
 ENV_DIE_WITH_PARENT = "DTJ_DIE_WITH_PARENT"  # a pid: end when that process, the agent's parent, does
 # "<job uid>/<pod uid>": marks every process of the pod, in place of a cgroup.
@@ -146,6 +151,7 @@ STATE_FILE = "state.json"  # what an agent needs after a restart of its containe
 OUTCOME_FILE = "outcome.json"
 SOCKET_FILE = "agent.sock"
 STACK_FOLDER = "stacks"
+KUBEFLOW_TOKEN_FILE = "kubeflow-token"
 
 # --- the agents' protocol: times --------------------------------------------------------------------------------------
 HEARTBEAT_SECONDS = 1.0
@@ -267,6 +273,8 @@ class Reason:
 
     # life of a job
     CREATED = "ChildrenCreated"
+    LAUNCHER_REMOVED = "LauncherRemoved"  # torchrun, accelerate launch or deepspeed, out of the command
+    LAUNCHER_KEPT = "LauncherKept"
     PODS_PENDING = "PodsPending"
     UNSCHEDULABLE = "Unschedulable"
     QUEUED = "Queued"  # a scheduling gate, such as Kueue's, holds the pods back

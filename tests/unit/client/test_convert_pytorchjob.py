@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dtj.convert import pytorchjob
-from dtj.convert.fields import How
 from dtj.errors import InputError
+from dtj_core.api.launcher_flags import How
 from tests.unit.client.converted import PYTORCHJOB, at, changed, lost, notes, one, parsed
 
 SPECS = "spec.pytorchReplicaSpecs"

@@ -17,6 +17,7 @@ MAX_VERSION = 64
 METHOD = b"GET "
 _OPERATOR = operator_message.HEADER.lower()
 _REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed"}
+_REASONS[413] = "Content Too Large"
 
 
 class Response(NamedTuple):

@@ -63,7 +63,7 @@ class Progress(Model):
     total_steps: int | None = None
     """Steps after which the training is complete, if the script reports the number."""
     percent: float | None = None
-    """Percentage of totalSteps that is done."""
+    """Percentage of totalSteps that is done, or as the script estimates it."""
     loss: float | None = None
     """Loss of the last reported step."""
     samples_per_second: float | None = None
@@ -71,7 +71,7 @@ class Progress(Model):
     steps_per_second: float | None = None
     """Optimizer steps in a second."""
     eta: Time | None = None
-    """Time at which the training will reach totalSteps at its current speed."""
+    """Time at which the training will reach totalSteps at its current speed, or as the script estimates it."""
     metrics: dict[str, float] | None = Field(default=None, max_length=32)
     """Other numbers that the script reported, by name."""
     time: Time | None = None

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, StringConstraints
 
 from dtj_contract import names
-from dtj_core.api import accelerators, shorthands
+from dtj_core.api import accelerators, launcher, shorthands
 from dtj_core.api.base_model import INT32_MAX, Model, OpenModel, Rule
 from dtj_core.api.checkpoint import Checkpoint
 from dtj_core.api.elastic import Elastic
@@ -141,6 +141,9 @@ class Spec(Model):
     """Third-party modules that the warm process imports beside torch, such as lightning. List what
     your script imports and what does not change with your code: a module that starts a thread, uses
     the GPU or fails when it is imported is left out."""
+    kubeflow_progress: Literal["Auto", "Never"] = "Auto"
+    """Whether the agents take the progress that Kubeflow's clients send, such as transformers' Trainer
+    and kubeflow.trainer.update_trainjob_status. Never: they find no server, and send nothing."""
     restart: RestartSettings = RestartSettings()
     """Budget for failures of the job's own. Preempted, drained and deleted pods never count."""
     hang_detection: HangDetection = HangDetection()
@@ -250,6 +253,7 @@ class Spec(Model):
                 "template",
                 "warmWorkers",
                 "preload",
+                "kubeflowProgress",
                 "hangDetection",
                 "progressDeadlineSeconds",
             ),
@@ -297,7 +301,8 @@ class Spec(Model):
     @property
     def processes(self) -> int:
         """Ranks in each pod, with the default applied."""
-        return self.processes_per_pod or accelerators.count_ranks(self.trainer, self.processes_from) or 1
+        asked = self.launch.processes if self.launch is not None else None
+        return self.processes_per_pod or asked or accelerators.count_ranks(self.trainer, self.processes_from) or 1
 
     @property
     def resolved_backend(self) -> Literal["nccl", "gloo"]:
@@ -307,8 +312,18 @@ class Spec(Model):
         return self.backend
 
     @property
+    def launch(self) -> launcher.Unwrapped | None:
+        """Command of a rank without the launcher that the job names; None if there is none to take out."""
+        return launcher.unwrap(self.written_command, None if self.elastic is not None else self.replicas)
+
+    @property
     def command(self) -> list[str]:
         """Command that the agent starts for every rank."""
+        return self.written_command if self.launch is None else self.launch.command
+
+    @property
+    def written_command(self) -> list[str]:
+        """Command as the job names it, perhaps with a launcher in front."""
         if self.entrypoint is None:
             return [*(self.trainer.get("command") or ()), *(self.trainer.get("args") or ())]
         what = ["-m", self.entrypoint.module] if self.entrypoint.module else [self.entrypoint.script or ""]

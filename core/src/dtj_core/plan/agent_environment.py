@@ -44,6 +44,8 @@ def agent_environment(
         values[names.ENV_RESTART_RULES] = _rules(job)
     if job.spec.warm_workers != names.WARM_AUTO:
         values[names.ENV_WARM_WORKERS] = job.spec.warm_workers
+    if job.spec.kubeflow_progress != names.KUBEFLOW_AUTO:
+        values[names.ENV_KUBEFLOW_PROGRESS] = job.spec.kubeflow_progress
     if job.spec.preload:
         values[names.ENV_PRELOAD] = ",".join(job.spec.preload)
     if job.spec.spares:

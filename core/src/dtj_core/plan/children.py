@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from dtj_contract import names
 from dtj_contract.names import Reason
+from dtj_core.api import launcher
 from dtj_core.api.claim_template import claim_name
 from dtj_core.plan import agent_keys, avoided_nodes, network_policy, shape
 from dtj_core.plan.agent_keys import agent_key
@@ -234,6 +235,7 @@ def _repaired(job: Job, child: Object, settings: Settings, avoided: tuple[str, .
     body = stateful_set(job, replace(settings, agent_image=image), floor, avoided, pods)
     if job.spec.elastic is not None:
         _keep_variables(body, child, job.trainer_container)
+    _keep_launcher(body, child, job.trainer_container)
     written = body["metadata"]["annotations"]
     written[names.ANNOTATION_REPAIRED] = str(child["metadata"].get("generation", 1))
     # A repair leaves the policy and the key as they are.
@@ -254,6 +256,19 @@ def _keep_variables(body: Object, child: Object, container: str) -> None:
     for entry in _find_container(body, container)["env"]:
         if live.get(entry["name"]) is not None:
             entry["value"] = live[entry["name"]]
+
+
+def _keep_launcher(body: Object, child: Object, container: str) -> None:
+    """Keeps the launcher with which the pods of `child` run, because an older version did not take it out."""
+    live, new = _find_container(child, container), _find_container(body, container)
+    command = live.get("command") or []
+    if "--" not in command or not launcher.find(command[command.index("--") + 1 :] or [""])[0]:
+        return
+    new["command"] = command
+    own = [entry.get("value") for entry in live.get("env") or () if entry.get("name") == names.ENV_PROCESSES_PER_POD]
+    for entry in new["env"]:
+        if entry["name"] == names.ENV_PROCESSES_PER_POD and own:
+            entry["value"] = own[0]
 
 
 def _find_container(stateful_set: Object, name: str) -> Object:

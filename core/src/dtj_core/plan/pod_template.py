@@ -131,6 +131,8 @@ def _trainer(job: Job, settings: Settings, pod: Object, trainer: Object, attempt
         trainer["image"] = job.spec.image
     trainer["command"] = ["python3", names.AGENT_PATH, "--", *job.spec.command]
     trainer.pop("args", None)
+    for name, value in (job.spec.launch.env if job.spec.launch is not None else {}).items():
+        _env_default(trainer, name, value)
     termination_log = trainer.setdefault("terminationMessagePath", names.TERMINATION_LOG)
     trainer["env"] = [
         *agent_environment(

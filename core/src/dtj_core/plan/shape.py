@@ -39,6 +39,7 @@ FIELDS: dict[str, Any] = {
     "restart.rules": [],
     "warmWorkers": "Auto",
     "preload": [],
+    "kubeflowProgress": "Auto",
     "hangDetection.policy": "Restart",
     "hangDetection.minSeconds": None,
     "progressDeadlineSeconds": None,
