@@ -28,6 +28,16 @@ RULES: dict[tuple[str, str], tuple[str, ...]] = {
     ("events.k8s.io", "events"): ("create", "patch"),
 }
 
+# With --kueue=true.
+KUEUE_RULES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("kueue.x-k8s.io", "workloads"): ("list", "watch", "create", "delete"),
+    ("kueue.x-k8s.io", "workloads/status"): ("patch",),
+}
+# With --kueue=true, in the whole cluster: flavors have no namespace.
+KUEUE_CLUSTER_RULES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("kueue.x-k8s.io", "resourceflavors"): ("get",),
+}
+
 # In the operator's own namespace, for the leader election.
 ELECTION_RULES: dict[tuple[str, str], tuple[str, ...]] = {
     ("coordination.k8s.io", "leases"): ("get", "watch", "create", "update"),

@@ -11,8 +11,10 @@ from dtj_contract import names
 from dtj_contract.names import Reason
 from dtj_core.api.claim_template import claim_name
 from dtj_core.plan import avoided_nodes, shape
+from dtj_core.plan import workload as workloads
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Apply, Nudge, Object, Observed, Settings
+from dtj_core.plan.placement import Placement, place, read_placement
 from dtj_core.plan.pod_template import pod_template
 from dtj_core.plan.pod_waits import Cause
 from dtj_core.plan.times import rfc3339, unix
@@ -40,8 +42,9 @@ def labels(job: Job) -> dict[str, str]:
     return {names.LABEL_MANAGED_BY: names.MANAGER, names.LABEL_JOB: job.name}
 
 
-def _labels_for_queue(job: Job) -> dict[str, str]:
-    queue = {} if job.spec.queue_name is None else {names.LABEL_QUEUE: job.spec.queue_name}
+def _labels_for_queue(job: Job, settings: Settings) -> dict[str, str]:
+    by_kueue = job.spec.queue_name is not None and not settings.kueue
+    queue = {names.LABEL_QUEUE: str(job.spec.queue_name)} if by_kueue else {}
     return labels(job) | queue
 
 
@@ -93,18 +96,27 @@ def service(job: Job, settings: Settings) -> Object:
 
 
 def stateful_set(
-    job: Job, settings: Settings, attempt_floor: int, avoided: tuple[str, ...] = (), pods: int | None = None
+    job: Job,
+    settings: Settings,
+    attempt_floor: int,
+    avoided: tuple[str, ...] = (),
+    pods: int | None = None,
+    placement: Placement = Placement(),  # noqa: B008 (frozen)
 ) -> Object:
     """Returns the StatefulSet, with as many pods as the spec requests unless `pods` is given.
 
     `attempt_floor`: the lowest number of its agents' first attempt. `avoided`: nodes that its pods
-    are kept from.
+    are kept from. `placement`: where a queue has placed them.
     """
+    template = pod_template(job, settings, labels(job), attempt_floor, avoided)
+    place(template, placement)
     annotations = {names.ANNOTATION_SPEC_HASH: job.spec_hash, names.ANNOTATION_AGENT_IMAGE: settings.agent_image}
+    if placed := placement.encode():
+        annotations[names.ANNOTATION_PLACEMENT] = placed
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": _metadata(job, job.name) | {"annotations": annotations, "labels": _labels_for_queue(job)},
+        "metadata": _metadata(job, job.name) | {"annotations": annotations, "labels": _labels_for_queue(job, settings)},
         "spec": {
             "replicas": job.pod_count if pods is None else pods,
             "serviceName": job.name,
@@ -113,18 +125,31 @@ def stateful_set(
             "updateStrategy": {"type": "OnDelete"},
             "revisionHistoryLimit": 1,
             "selector": {"matchLabels": selector(job)},
-            "template": pod_template(job, settings, labels(job), attempt_floor, avoided),
+            "template": template,
         },
     }
 
 
-def all_children(job: Job, settings: Settings, avoided: tuple[str, ...] = ()) -> tuple[Object, ...]:
+def all_children(
+    job: Job,
+    settings: Settings,
+    avoided: tuple[str, ...] = (),
+    placement: Placement = Placement(),  # noqa: B008 (frozen)
+) -> tuple[Object, ...]:
     """Returns all children in order of dependency.
 
     Attempts of a new run are numbered above all earlier ones.
     """
     floor = job.status.get("attempt", 0) + 1
-    return secret(job, settings), service(job, settings), stateful_set(job, settings, floor, avoided)
+    pods = stateful_set(job, settings, floor, avoided, placement=placement)
+    return secret(job, settings), service(job, settings), pods
+
+
+def workload(job: Job, settings: Settings) -> Apply:
+    """Returns the creation of the Workload that queues the job, after a dry run of a pod."""
+    pods = stateful_set(job, settings, job.status.get("attempt", 0) + 1)
+    body = workloads.workload(job, _metadata(job, job.name), pods["spec"]["template"])
+    return Apply(body=body, if_missing=True, pods_of=pods)
 
 
 def has_stateful_set(job: Job, observed: Observed) -> bool:
@@ -226,7 +251,7 @@ def _repaired(job: Job, child: Object, settings: Settings, avoided: tuple[str, .
     """
     image = _annotation(child, names.ANNOTATION_AGENT_IMAGE) or _live_agent_image(child) or settings.agent_image
     floor = job.status.get("attempt", 0) + 1
-    body = stateful_set(job, replace(settings, agent_image=image), floor, avoided, pods)
+    body = stateful_set(job, replace(settings, agent_image=image), floor, avoided, pods, read_placement(child))
     if job.spec.elastic is not None:
         _keep_variables(body, child, job.trainer_container)
     body["metadata"]["annotations"][names.ANNOTATION_REPAIRED] = str(child["metadata"].get("generation", 1))

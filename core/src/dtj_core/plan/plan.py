@@ -26,6 +26,7 @@ from dtj_core.plan import (
     pod_waits,
     pods,
     progress,
+    queueing,
     restarts,
     running,
     startup_deadline,
@@ -47,6 +48,7 @@ from dtj_core.plan.model import Apply, Object, Observed, Plan, Settings
 from dtj_core.plan.outcome import JobResult
 from dtj_core.plan.status_throttle import throttle_status_writes
 from dtj_core.plan.times import rfc3339
+from dtj_core.plan.workload import find_placement
 
 # Pause before the next check whether the obstacle to the children has been removed.
 CONFLICT_SECONDS = 30.0
@@ -60,7 +62,8 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
     if (obj.get("spec") or {}).get("managedBy", names.CONTROLLER) != names.CONTROLLER:
         return Plan(status=stored)  # another controller runs the job
     if is_finished(stored):
-        return stuck_pods.force_delete_overdue(deadlines.after_end(obj, observed, now), obj, observed, now)
+        end = queueing.after_end(deadlines.after_end(obj, observed, now), obj, observed, now, settings)
+        return stuck_pods.force_delete_overdue(end, obj, observed, now)
     conditions = Conditions(obj["metadata"].get("generation", 1), now)
     try:
         job = Job.from_object(obj)
@@ -81,8 +84,13 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
         end = _end(obj, status, result, conditions, group, job.trainer_container)
         return replace(end, events=(*events.events_for_agent(stored, report), *end.events))
     hint = stuck_pods.manual_action(obj, observed, now)
+    hold = queueing.find_hold(job, observed, now, settings) if job.unreadable is None else None
     if job.spec.suspend:
         wanted = suspend.suspend_job(job, observed, status, conditions, hint)
+        wanted = replace(wanted, events=(*events.events_for_agent(stored, report), *wanted.events))
+        wanted = replace(wanted, actions=(*wanted.actions, *queueing.while_suspended(job, observed, settings)))
+    elif hold is not None:
+        wanted = queueing.hold_job(job, observed, status, conditions, hold, hint)
         wanted = replace(wanted, events=(*events.events_for_agent(stored, report), *wanted.events))
     else:
         wanted = _reconcile_active(job, observed, group, status, report, conditions, settings, hint)
@@ -232,6 +240,7 @@ def _reconcile_active(
             *(children.nudges(job, observed, group, now) if job.unreadable is None and not pause else ()),
             *stuck_pods.delete_stuck_pods(group, report),
             *avoided_nodes.move_pods(job, observed.stateful_set, group, now),
+            *queueing.while_active(job, observed, status, now, settings),
         ),
         status=status,
         events=(*events.events_for_change(job, status, report), *moves),
@@ -267,10 +276,10 @@ def _create_or_wait(
     refusal = observed.refusal or observed.rejection
     if refusal is not None:
         return _wait_for_admission(job, status, refusal, conditions)
-    return _create_children(job, status, conditions, settings)
+    return _create_children(job, observed, status, conditions, settings)
 
 
-def _create_children(job: Job, status: Object, conditions: Conditions, settings: Settings) -> Plan:
+def _create_children(job: Job, observed: Observed, status: Object, conditions: Conditions, settings: Settings) -> Plan:
     """Creates the children. Idempotent: a second time it applies the same objects."""
     lost = has_started(status)
     if is_stop_announced(status):
@@ -283,13 +292,11 @@ def _create_children(job: Job, status: Object, conditions: Conditions, settings:
     )
     status = running.set_conditions(_mark_active(status, conditions), phase, conditions)
     status |= replica_counts(job, 0)
+    avoided, placement = avoided_nodes.active_nodes(status, conditions.now), find_placement(observed)
     claim = children.claim(job)
     actions = (
         *(() if claim is None else (Apply(body=claim, if_missing=True),)),
-        *(
-            Apply(body=body)
-            for body in children.all_children(job, settings, avoided_nodes.active_nodes(status, conditions.now))
-        ),
+        *(Apply(body=body) for body in children.all_children(job, settings, avoided, placement)),
     )
     return Plan(actions=actions, status=status, events=events.events_for_change(job, status, None))
 

@@ -40,9 +40,11 @@ SECRET = Resource("v1", "Secret", "secrets")
 CLAIM = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 POD = Resource("v1", "Pod", "pods")
 EVENT = Resource("events.k8s.io/v1", "Event", "events")
+WORKLOAD = Resource(names.KUEUE_API_VERSION, "Workload", "workloads")
+FLAVOR = Resource(names.KUEUE_API_VERSION, "ResourceFlavor", "resourceflavors")
 LEASE = Resource("coordination.k8s.io/v1", "Lease", "leases")
 
-BY_KIND = {resource.kind: resource for resource in (JOB, STATEFUL_SET, SERVICE, SECRET, CLAIM, POD)}
+BY_KIND = {resource.kind: resource for resource in (JOB, STATEFUL_SET, SERVICE, SECRET, CLAIM, POD, WORKLOAD)}
 
 
 def job_key(job: Object) -> tuple[str, str]:
