@@ -198,7 +198,7 @@ TOOLS = {
     )
 }
 
-# Other projects' controllers, for tests beside our operator. No part of the cluster, and of its images, depends on them.
+# Other projects' controllers, for tests beside our operator. No part of the cluster depends on them.
 PARTNERS = {
     tool.name: tool
     for tool in (Tool("kueue", "sigs.k8s.io/kueue", f"v{KUEUE}", ".", main=(_PROGRAMS / "kueue.go").read_text()),)

@@ -38,6 +38,12 @@ KUEUE_CLUSTER_RULES: dict[tuple[str, str], tuple[str, ...]] = {
     ("kueue.x-k8s.io", "resourceflavors"): ("get",),
 }
 
+# For spec.gang: podGroups.enabled of the chart.
+POD_GROUP_RULES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("scheduling.x-k8s.io", "podgroups"): ("create", "patch"),
+    ("scheduling.volcano.sh", "podgroups"): ("create", "patch"),
+}
+
 # In the operator's own namespace, for the leader election.
 ELECTION_RULES: dict[tuple[str, str], tuple[str, ...]] = {
     ("coordination.k8s.io", "leases"): ("get", "watch", "create", "update"),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from dtj_contract import names
 from dtj_contract.names import Reason
 from dtj_core.api.claim_template import claim_name
-from dtj_core.plan import avoided_nodes, shape
+from dtj_core.plan import avoided_nodes, pod_group, shape
 from dtj_core.plan import workload as workloads
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Apply, Nudge, Object, Observed, Settings
@@ -110,6 +110,7 @@ def stateful_set(
     """
     template = pod_template(job, settings, labels(job), attempt_floor, avoided)
     place(template, placement)
+    pod_group.join(job, template)
     annotations = {names.ANNOTATION_SPEC_HASH: job.spec_hash, names.ANNOTATION_AGENT_IMAGE: settings.agent_image}
     if placed := placement.encode():
         annotations[names.ANNOTATION_PLACEMENT] = placed
@@ -142,7 +143,8 @@ def all_children(
     """
     floor = job.status.get("attempt", 0) + 1
     pods = stateful_set(job, settings, floor, avoided, placement=placement)
-    return secret(job, settings), service(job, settings), pods
+    group = pod_group.pod_group(job, _metadata(job, job.name))
+    return (secret(job, settings), service(job, settings), *((group,) if group else ()), pods)
 
 
 def workload(job: Job, settings: Settings) -> Apply:

@@ -62,6 +62,13 @@ def reset_between_runs(status: Object, job: Job, now: float) -> Object:
     return status | replica_counts(job, 0)
 
 
+def renew_run(status: Object, job: Job, now: float) -> Object:
+    """Returns `status` of a job whose pods are created again without a pause of the deadline's clock."""
+    kept = {key: status[key] for key in ("startTime", "activeSeconds") if key in status}
+    reset = reset_between_runs(status, job, now)
+    return {key: value for key, value in reset.items() if key != "activeSeconds"} | kept
+
+
 def memory_of_run(status: Object) -> Object:
     """Returns what the agents of this run of the pods last reported; empty if they have begun no attempt."""
     memory: Object = status.get("agent") or {}

@@ -21,6 +21,7 @@ from dtj_core.plan import (
     deadlines,
     events,
     group_size,
+    half_placed,
     outcome,
     own_evictions,
     pod_waits,
@@ -35,12 +36,20 @@ from dtj_core.plan import (
     version_skew,
 )
 from dtj_core.plan.agent_report import Report, report_from_status
-from dtj_core.plan.conditions import Conditions, find_condition, is_finished, is_true, remove_condition
+from dtj_core.plan.conditions import (
+    Conditions,
+    condition_reason,
+    find_condition,
+    is_finished,
+    is_true,
+    remove_condition,
+)
 from dtj_core.plan.job import Job
 from dtj_core.plan.job_status import (
     has_started,
     is_stop_announced,
     memory_of_run,
+    renew_run,
     replica_counts,
     reset_between_runs,
 )
@@ -208,6 +217,10 @@ def _reconcile_active(
     if job.unreadable is None and children.is_outdated(job, observed.stateful_set):
         message = "spec was changed while the job was suspended; recreating the pods"
         return suspend.delete_pods(job, observed, status, message, conditions)
+    release = half_placed.until_release(job, group, job.status)
+    overdue = release is not None and release <= conditions.now
+    if job.unreadable is None and (overdue or half_placed.is_releasing(job.status, observed.stateful_set)):
+        return half_placed.release(job, observed, group, status, conditions)
     silent = agent_silence.seconds(observed, status)
     phase = running.group_phase(
         job, status, group, report, silent_seconds=silent, refusal=observed.refusal, now=conditions.now
@@ -216,7 +229,9 @@ def _reconcile_active(
     if phase is not None:
         if pause:
             phase = running.with_pause(phase, Reason.POD_EVICTED, own_evictions.describe_pause(job))
+        phase = half_placed.explain(phase, job, group)
         status = running.set_conditions(status, running.add_wait(phase, hint), conditions)
+    status = half_placed.forget(status) if is_true(status, names.RUNNING) else status
     ready = pods.ready_count(group, job.trainer_container)
     now, child = conditions.now, observed.stateful_set
     counts = replica_counts(job, ready, report)
@@ -233,6 +248,7 @@ def _reconcile_active(
         pod_waits.until_overdue(group, now),
         group_size.until_shrunk(status, now),
         own_evictions.until_next_look(job, status, pause),
+        None if release is None else max(release - now, 0.0),
     )
     return Plan(
         actions=(
@@ -273,6 +289,11 @@ def _create_or_wait(
     if children.pods_of_previous_run(observed):
         message = stuck_pods.append_hint("waiting for pods of the previous run to terminate", hint)
         return _wait_for(job, status, pod_waits.Cause(Reason.PODS_PENDING, message), conditions)
+    paused = half_placed.find_pause(status, conditions.now)
+    if paused is not None:
+        phase = running.GroupPhase(running=False, restarting=False, reason=paused[1].reason, message=paused[1].message)
+        status = _mark_active(running.set_conditions(status, phase, conditions), conditions) | replica_counts(job, 0)
+        return Plan(status=status, requeue_after=paused[0])
     refusal = observed.refusal or observed.rejection
     if refusal is not None:
         return _wait_for_admission(job, status, refusal, conditions)
@@ -282,7 +303,9 @@ def _create_or_wait(
 def _create_children(job: Job, observed: Observed, status: Object, conditions: Conditions, settings: Settings) -> Plan:
     """Creates the children. Idempotent: a second time it applies the same objects."""
     lost = has_started(status)
-    if is_stop_announced(status):
+    if condition_reason(status, names.RUNNING) == Reason.HALF_PLACED:
+        status = renew_run(status, job, conditions.now)
+    elif is_stop_announced(status):
         status = reset_between_runs(status, job, conditions.now)
     phase = running.GroupPhase(
         running=False,

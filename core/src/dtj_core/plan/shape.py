@@ -65,6 +65,9 @@ FIELDS: dict[str, Any] = {
     "checkpoint.volume.claimTemplate.storageClassName": None,
     "checkpoint.volume.claimTemplate.accessModes": ["ReadWriteMany"],
     "checkpoint.volume.claimTemplate.whenDeleted": "Retain",
+    "gang.podGroup": None,
+    "gang.schedulerName": None,
+    "gang.queue": None,
 }
 DIGITS = 12
 DEFAULT = "default"

@@ -13,7 +13,7 @@ from dtj_operator.kube import undeclared_fields
 from dtj_operator.kube.cache.cache import Cache
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.observer import Observer
-from dtj_operator.kube.resources import BY_KIND, JOB, POD, SERVICE, STATEFUL_SET, Resource, job_key
+from dtj_operator.kube.resources import BY_KIND, JOB, POD, SERVICE, STATEFUL_SET, Resource, job_key, resource_of
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class PlanExecutor:
         if isinstance(action, PatchStatus):
             await self._patch_status(namespace, action)
             return
-        resource = BY_KIND[action.body["kind"]]
+        resource = resource_of(action.body)
         body = action.body
         try:
             if action.pods_of is not None:
