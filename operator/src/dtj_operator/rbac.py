@@ -2,7 +2,7 @@
 
 Tests hold the code and the chart's roles to this table.
 
-No rule is cluster-scoped, so with --namespace a Role in each namespace is enough: no rights on
+No rule of RULES is cluster-scoped, so with --namespace a Role in each namespace is enough: no rights on
 CRDs, nodes, namespaces or finalizers (our owner references don't block their owner's deletion).
 In the namespaces that they cover, the rules are nevertheless as powerful as an administrator's:
 whoever may create pods may mount any Secret and use any service account there.
