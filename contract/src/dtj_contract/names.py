@@ -17,7 +17,7 @@ SHORT_NAME = "dtj"
 MANAGER = "dtj-operator"  # also the field manager of every apply
 CONTROLLER = GROUP + "/" + MANAGER  # the operator in spec.managedBy
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
-LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue's, on the StatefulSet; on the Workload's pods where we create it
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue's, on the StatefulSet without --kueue
 LABEL_NAME = "app.kubernetes.io/name"
 LABEL_JOB = GROUP + "/job-name"
 LABEL_POD_INDEX = "apps.kubernetes.io/pod-index"  # set by the StatefulSet controller
@@ -274,9 +274,9 @@ class Reason:
     PODS_PENDING = "PodsPending"
     UNSCHEDULABLE = "Unschedulable"
     QUEUED = "Queued"  # Kueue has not admitted the job, or a scheduling gate holds the pods back
-    EVICTED_BY_QUEUE = "EvictedByQueue"  # Kueue takes the quota back: the pods are deleted, and the job queues again
-    QUEUE_ADMITTED = "QueueAdmitted"  # Kueue has reserved the quota of the whole job
-    HALF_PLACED = "HalfPlaced"  # pods gave their nodes back, because others of the job found none
+    # Kueue takes the quota back: the pods are deleted, and the job queues again.
+    EVICTED_BY_QUEUE = "EvictedByQueue"
+    HALF_PLACED = "HalfPlaced"  # pods gave nodes back, because others found none
     VOLUME_CLAIM_NOT_FOUND = "VolumeClaimNotFound"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_CONFIG_ERROR = "ContainerConfigError"

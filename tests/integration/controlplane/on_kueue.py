@@ -74,7 +74,7 @@ def test_job_is_queued_admitted_preempted_and_admitted_again(
     assert reason("next") == "Queued"
     assert objects.get("statefulsets", "next") is None
 
-    # Recovery: a lost pod is replaced, and neither the quota nor the Workload changes hands.
+    # Recovery: a lost pod is replaced, and the job keeps its Workload and its quota.
     lost = pods("low")[1]
     plane.request("DELETE", objects.path("pods", lost["metadata"]["name"]))
     wait_until(

@@ -100,7 +100,7 @@ def find_pause(status: Object, now: float) -> tuple[float, Cause] | None:
 
 
 def forget(status: Object) -> Object:
-    """Returns `status` of a group that trains: the tries begin anew."""
+    """Returns `status` of a group that trains: the next try is the first again."""
     return {key: value for key, value in status.items() if key != FIELD}
 
 

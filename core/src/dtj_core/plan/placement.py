@@ -47,7 +47,7 @@ def read_placement(stateful_set: Object) -> Placement:
 
 
 def place(template: Object, placement: Placement) -> None:
-    """Adds the placement to a pod template. What the user wrote is kept where both name the same key."""
+    """Adds the placement to a pod template. A node label of the user precedes one of the same key."""
     metadata, pod = template["metadata"], template["spec"]
     for part, added in (("labels", placement.labels), ("annotations", placement.annotations)):
         if added:

@@ -75,7 +75,7 @@ class Observer:
     async def _read_flavors(self, workload: Object) -> dict[str, Object]:
         """Returns the flavors of the quota that a job is about to use, by name.
 
-        They are read once a run of the pods, right before the StatefulSet is created.
+        Called once a run of the pods, right before the StatefulSet is created.
         """
         return {name: await self._client.get(FLAVOR, None, name) for name in flavors_of(workload)}
 
