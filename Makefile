@@ -58,6 +58,8 @@ test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults,
 	@$(PY) -m tests.chaos --slow --faults $(or $(TORCH_FAULTS),100) --group torch
 	@$(CLUSTER) bin promtool >/dev/null
 	@$(PY) -m pytest -q tests/integration/chart/on_promtool.py
+	@$(CLUSTER) bin >/dev/null && $(CLUSTER) bin kueue >/dev/null
+	@$(PY) -m pytest -q tests/integration/controlplane/on_kueue.py
 	@./hack/test_long.sh
 	@./hack/frameworks.sh
 

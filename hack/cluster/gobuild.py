@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hack.cluster import cache, toolchain
 from hack.cluster.shell import ProvisionError, log, run
-from hack.cluster.versions import TOOLS, Tool
+from hack.cluster.versions import PARTNERS, TOOLS, Tool
 
 # Raise this number when a change of this file changes the programs.
 RECIPE = 1
@@ -28,7 +28,7 @@ BUILD_TIMEOUT = 3000
 
 def binary(name: str) -> Path:
     """Returns the program's path in the cache; builds it if it is missing."""
-    tool = TOOLS.get(name)
+    tool = TOOLS.get(name) or PARTNERS.get(name)
     if tool is None:
         raise ProvisionError(f"unknown program {name}; known: {', '.join(TOOLS)}")
     return program(tool)

@@ -17,7 +17,7 @@ SHORT_NAME = "dtj"
 MANAGER = "dtj-operator"  # also the field manager of every apply
 CONTROLLER = GROUP + "/" + MANAGER  # the operator in spec.managedBy
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
-LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue's, on the StatefulSet
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue's, on the StatefulSet without --kueue
 LABEL_NAME = "app.kubernetes.io/name"
 LABEL_JOB = GROUP + "/job-name"
 LABEL_POD_INDEX = "apps.kubernetes.io/pod-index"  # set by the StatefulSet controller
@@ -35,6 +35,14 @@ ANNOTATION_AGENT_KEY = GROUP + "/agent-key"
 ANNOTATION_NETWORK_POLICY = GROUP + "/network-policy"
 # On the pod template and its pods: the nodes that they avoid, separated by commas.
 ANNOTATION_AVOIDED_NODES = GROUP + "/avoided-nodes"
+# Where Kueue has placed the pods of an admitted job: JSON, fixed for one run of the pods.
+ANNOTATION_PLACEMENT = GROUP + "/placement"
+
+# --- other schedulers -------------------------------------------------------------------------------------------------
+KUEUE_API_VERSION = "kueue.x-k8s.io/v1beta2"
+POD_SET = "main"  # the only pod set of a job's Workload
+LABEL_POD_GROUP = "scheduling.x-k8s.io/pod-group"  # of scheduler-plugins, on pods
+ANNOTATION_VOLCANO_GROUP = "scheduling.k8s.io/group-name"  # of Volcano, on pods
 
 # --- label and annotation of the Lease by which an installation claims its namespaces ---------------------------------
 LABEL_CLAIM = GROUP + "/claim"
@@ -277,7 +285,10 @@ class Reason:
     LAUNCHER_KEPT = "LauncherKept"
     PODS_PENDING = "PodsPending"
     UNSCHEDULABLE = "Unschedulable"
-    QUEUED = "Queued"  # a scheduling gate, such as Kueue's, holds the pods back
+    QUEUED = "Queued"  # Kueue has not admitted the job, or a scheduling gate holds the pods back
+    # Kueue takes the quota back: the pods are deleted, and the job queues again.
+    EVICTED_BY_QUEUE = "EvictedByQueue"
+    HALF_PLACED = "HalfPlaced"  # pods gave nodes back, because others found none
     VOLUME_CLAIM_NOT_FOUND = "VolumeClaimNotFound"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_CONFIG_ERROR = "ContainerConfigError"

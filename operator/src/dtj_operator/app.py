@@ -22,7 +22,7 @@ from dtj_operator.controller import Controller, Planner
 from dtj_operator.following.listeners import AgentListeners
 from dtj_operator.health import Certificate, HealthServer
 from dtj_operator.kube.cache.cache import Cache
-from dtj_operator.kube.cache.store import Key
+from dtj_operator.kube.cache.store import KINDS, QUEUE_KINDS, Key
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.event_recorder import EventRecorder
 from dtj_operator.kube.executor import PlanExecutor
@@ -109,7 +109,8 @@ class Operator:
         metrics.watch_keys(self.agents.with_previous_key)
         self.listeners = AgentListeners(self.agents, self.queue.add)
         metrics.watch_listeners(lambda: self.listeners.count(silent=False), lambda: self.listeners.count(silent=True))
-        self.cache = Cache(self.client, options.namespaces, metrics, self._wake)
+        kinds = (*KINDS, *QUEUE_KINDS) if options.settings.kueue else KINDS
+        self.cache = Cache(self.client, options.namespaces, metrics, self._wake, kinds)
         for resource, table in self.cache.tables.items():
             metrics.watch_objects(resource.plural, table.__len__)
         self.observer = Observer(self.cache, self.client, self.listeners)

@@ -2,7 +2,7 @@
 
 Tests hold the code and the chart's roles to this table.
 
-No rule is cluster-scoped, so with --namespace a Role in each namespace is enough: no rights on
+No rule of RULES is cluster-scoped, so with --namespace a Role in each namespace is enough: no rights on
 CRDs, nodes, namespaces or finalizers (our owner references don't block their owner's deletion).
 In the namespaces that they cover, the rules are nevertheless as powerful as an administrator's:
 whoever may create pods may mount any Secret and use any service account there.
@@ -27,6 +27,22 @@ RULES: dict[tuple[str, str], tuple[str, ...]] = {
     ("networking.k8s.io", "networkpolicies"): ("create", "patch"),
     ("", "persistentvolumeclaims"): ("create",),  # checkpoint.volume.claimTemplate
     ("events.k8s.io", "events"): ("create", "patch"),
+}
+
+# With --kueue=true.
+KUEUE_RULES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("kueue.x-k8s.io", "workloads"): ("list", "watch", "create", "delete"),
+    ("kueue.x-k8s.io", "workloads/status"): ("patch",),
+}
+# With --kueue=true, in the whole cluster: flavors have no namespace.
+KUEUE_CLUSTER_RULES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("kueue.x-k8s.io", "resourceflavors"): ("get",),
+}
+
+# For spec.gang: podGroups.enabled of the chart.
+POD_GROUP_RULES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("scheduling.x-k8s.io", "podgroups"): ("create", "patch"),
+    ("scheduling.volcano.sh", "podgroups"): ("create", "patch"),
 }
 
 # In the operator's own namespace, for the leader election.

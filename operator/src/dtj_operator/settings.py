@@ -27,7 +27,7 @@ FLAGS = (
     "previous-master-key-file", "namespace", "workers", "resync-seconds", "metrics-port", "crd-wait-seconds",
     "kubeconfig", "context", "log-format", "log-level", "leader-election", "lease-namespace", "lease-name",
     "lease-duration-seconds", "renew-deadline-seconds", "retry-period-seconds", "claims-namespace",
-    "job-network-policy-from", "metrics-auth", "metrics-cert-dir",
+    "job-network-policy-from", "metrics-auth", "metrics-cert-dir", "kueue",
 )  # fmt: skip
 
 
@@ -90,6 +90,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
             network_peers=peers(given.job_network_policy_from),
             pod_user=given.pod_user,
             previous_master_key=read_previous_key(given.previous_master_key_file),
+            kueue=given.kueue == "true",
         ),
         namespaces=tuple(given.namespace or ()),
         kubeconfig=given.kubeconfig,
@@ -279,6 +280,13 @@ def _parser() -> argparse.ArgumentParser:
         choices=("true", "false"),
         default="true",
         help="of several replicas only the one that holds a Lease acts; false: this process acts at once",
+    )
+    add(
+        "--kueue",
+        choices=("true", "false"),
+        default="false",
+        help="true: queue jobs with spec.queueName by Workloads of Kueue; false: only set Kueue's label on their "
+        "StatefulSets",
     )
     add("--lease-namespace", help="namespace of the Lease (default: that of the operator's pod, else default)")
     add("--lease-name", default=names.MANAGER, help="name of the Lease; the replicas of one installation share it")

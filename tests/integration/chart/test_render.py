@@ -359,3 +359,14 @@ def test_chart_version_is_the_operators() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     project = tomllib.loads((ROOT / "operator/pyproject.toml").read_text())["project"]
     assert chart["version"] == chart["appVersion"] == project["version"]
+
+
+def test_queues_and_pod_groups_add_exactly_their_rights(tmp_path: Path) -> None:
+    documents = render({"kueue.enabled": True, "podGroups.enabled": True, "watchNamespaces": ["team-a"]})
+    wanted = rbac.RULES | rbac.KUEUE_RULES | rbac.POD_GROUP_RULES
+    [role] = [r for r in of_kind(documents, "Role") if r not in lease_roles(documents)]
+    assert rights(role["rules"]) == rights(rbac.rules(wanted))
+    [cluster] = [r for r in of_kind(documents, "ClusterRole") if r["metadata"]["name"].endswith("-flavors")]
+    assert rights(cluster["rules"]) == rights(rbac.rules(rbac.KUEUE_CLUSTER_RULES))
+    assert arguments_of(documents, tmp_path).settings.kueue
+    assert not arguments_of(render(), tmp_path).settings.kueue

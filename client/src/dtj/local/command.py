@@ -37,6 +37,8 @@ IGNORED = {
     "network": "all ranks are on this machine",
     "shmSize": "/dev/shm is that of this machine",
     "queueName": "nothing is queued here",
+    "gang": "nothing is scheduled here",
+    "halfPlacedSeconds": "nothing is scheduled here",
     "managedBy": "dtj run runs the job",
 }
 NVIDIA = Path("/dev/nvidiactl")  # exists only with the driver

@@ -222,6 +222,17 @@ class AgentMemory(Model):
     """The pods of that memory were removed, by a suspension for example."""
 
 
+class HalfPlaced(Model):
+    """Tries to place all pods, after pods of the job held nodes while others found none."""
+
+    releases: int | None = None
+    """Number of times that the job has given its nodes back since its group last trained."""
+    time: Time | None = None
+    """Time of the last of them."""
+    retry_time: Time | None = None
+    """Time from which the job tries again."""
+
+
 class Status(Model):
     """Observed state of the job."""
 
@@ -270,6 +281,7 @@ class Status(Model):
     avoided_nodes: list[AvoidedNode] | None = Field(default=None, max_length=AVOIDED_NODES)
     """Nodes that pods are recreated away from."""
     own_evictions: OwnEvictions | None = None
+    half_placed: HalfPlaced | None = None
     productive_seconds: float | None = None
     """Seconds spent on steps that were not lost later."""
     active_seconds: float | None = None

@@ -15,6 +15,7 @@ from dtj_core.api import accelerators, launcher, shorthands
 from dtj_core.api.base_model import INT32_MAX, Model, OpenModel, Rule
 from dtj_core.api.checkpoint import Checkpoint
 from dtj_core.api.elastic import Elastic
+from dtj_core.api.gang import Gang
 from dtj_core.api.hang import HangDetection
 from dtj_core.api.network import Network
 from dtj_core.api.pod_types import EnvVar, Label, LocalReference, Objects, Resources, Toleration
@@ -68,8 +69,8 @@ class Spec(Model):
     """The training, its pods, and how it recovers.
 
     Every field can change while the job is suspended; otherwise only suspend,
-    ttlSecondsAfterFinished, activeDeadlineSeconds, startupDeadlineSeconds, cleanPodPolicy,
-    forceDeletePods, replicas of an elastic job, checkpoint.keep, and in restart the budget
+    ttlSecondsAfterFinished, activeDeadlineSeconds, startupDeadlineSeconds, halfPlacedSeconds,
+    cleanPodPolicy, forceDeletePods, replicas of an elastic job, checkpoint.keep, and in restart the budget
     (maxRestarts, windowSeconds, maxRestartsWithoutProgress) and avoidNodes can.
     """
 
@@ -154,9 +155,12 @@ class Spec(Model):
     step, and no rank that uses processor time, network or disk. Set it for a script whose steps are
     unknown. Default: no limit."""
     queue_name: Annotated[str, StringConstraints(max_length=63, pattern=_QUEUE)] | None = None
-    """LocalQueue of Kueue that admits the pods, all at once. The StatefulSet gets Kueue's label
-    kueue.x-k8s.io/queue-name, so Kueue's integration for StatefulSets must be enabled. The clocks of
-    deadlines run while the job is queued."""
+    """LocalQueue of Kueue that admits the pods, all at once. With kueue.enabled of the chart, the job gets
+    a Workload: its quota outlives lost pods, and an eviction stops it with a checkpoint; the clocks of
+    deadlines stand still while it is queued. Otherwise the StatefulSet gets Kueue's label, so Kueue's
+    integration for StatefulSets must be enabled."""
+    gang: Gang | None = None
+    """PodGroup of a gang scheduler, which places all pods of the job or none. Default: none."""
     managed_by: Annotated[str, StringConstraints(max_length=63, pattern=_CONTROLLER)] | None = None
     """Controller that runs the job, such as `kueue.x-k8s.io/multikueue`. The operator leaves a job with
     another value than `training.dtj.dev/dtj-operator` alone: it creates nothing and writes no status.
@@ -173,6 +177,11 @@ class Spec(Model):
     started, or the job fails; the message names what it waited for. Restarts later on don't count.
     A job whose pods were created more than 30 s after their StatefulSet is not judged. Default: no
     limit."""
+    half_placed_seconds: int | None = Field(default=None, ge=10, le=86400)
+    """Seconds, and up to twice as many, after which pods that hold a node give it back because other pods
+    of the job find none, so that of two jobs which wait for each other's nodes one can start. The job
+    tries again after a pause that doubles each time. Default: never; a queue or a gang scheduler
+    prevents the state."""
     clean_pod_policy: Literal["All", "None"] = "All"
     """Policy for the pods of a finished job. All: they are deleted and free their
     resources. None: they stay, idle."""
@@ -250,6 +259,7 @@ class Spec(Model):
                 "image",
                 *shorthands.FIELDS,
                 "queueName",
+                "gang",
                 "template",
                 "warmWorkers",
                 "preload",

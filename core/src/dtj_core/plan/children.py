@@ -9,10 +9,12 @@ from dtj_contract import names
 from dtj_contract.names import Reason
 from dtj_core.api import launcher
 from dtj_core.api.claim_template import claim_name
-from dtj_core.plan import agent_keys, avoided_nodes, network_policy, shape
+from dtj_core.plan import agent_keys, avoided_nodes, network_policy, pod_group, shape
+from dtj_core.plan import workload as workloads
 from dtj_core.plan.agent_keys import agent_key
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Annotate, Apply, Nudge, Object, Observed, Settings
+from dtj_core.plan.placement import Placement, place, read_placement
 from dtj_core.plan.pod_template import pod_template
 from dtj_core.plan.pod_waits import Cause
 from dtj_core.plan.times import rfc3339, unix
@@ -32,8 +34,9 @@ def labels(job: Job) -> dict[str, str]:
     return {names.LABEL_MANAGED_BY: names.MANAGER, names.LABEL_JOB: job.name}
 
 
-def _labels_for_queue(job: Job) -> dict[str, str]:
-    queue = {} if job.spec.queue_name is None else {names.LABEL_QUEUE: job.spec.queue_name}
+def _labels_for_queue(job: Job, settings: Settings) -> dict[str, str]:
+    by_kueue = job.spec.queue_name is not None and not settings.kueue
+    queue = {names.LABEL_QUEUE: str(job.spec.queue_name)} if by_kueue else {}
     return labels(job) | queue
 
 
@@ -86,20 +89,30 @@ def service(job: Job, settings: Settings) -> Object:
 
 
 def stateful_set(
-    job: Job, settings: Settings, attempt_floor: int, avoided: tuple[str, ...] = (), pods: int | None = None
+    job: Job,
+    settings: Settings,
+    attempt_floor: int,
+    avoided: tuple[str, ...] = (),
+    pods: int | None = None,
+    placement: Placement = Placement(),  # noqa: B008 (frozen)
 ) -> Object:
     """Returns the StatefulSet, with as many pods as the spec requests unless `pods` is given.
 
     `attempt_floor`: the lowest number of its agents' first attempt. `avoided`: nodes that its pods
-    are kept from.
+    are kept from. `placement`: where a queue has placed them.
     """
+    template = pod_template(job, settings, labels(job), attempt_floor, avoided)
+    place(template, placement)
+    pod_group.join(job, template)
     annotations = {names.ANNOTATION_SPEC_HASH: job.spec_hash, names.ANNOTATION_AGENT_IMAGE: settings.agent_image}
     annotations[names.ANNOTATION_AGENT_KEY] = agent_keys.digest(agent_key(job.uid, settings))
     annotations |= network_policy.annotations(job, settings)
+    if placed := placement.encode():
+        annotations[names.ANNOTATION_PLACEMENT] = placed
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": _metadata(job, job.name) | {"annotations": annotations, "labels": _labels_for_queue(job)},
+        "metadata": _metadata(job, job.name) | {"annotations": annotations, "labels": _labels_for_queue(job, settings)},
         "spec": {
             "replicas": job.pod_count if pods is None else pods,
             "serviceName": job.name,
@@ -108,24 +121,38 @@ def stateful_set(
             "updateStrategy": {"type": "OnDelete"},
             "revisionHistoryLimit": 1,
             "selector": {"matchLabels": selector(job)},
-            "template": pod_template(job, settings, labels(job), attempt_floor, avoided),
+            "template": template,
         },
     }
 
 
-def all_children(job: Job, settings: Settings, avoided: tuple[str, ...] = ()) -> tuple[Object, ...]:
+def all_children(
+    job: Job,
+    settings: Settings,
+    avoided: tuple[str, ...] = (),
+    placement: Placement = Placement(),  # noqa: B008 (frozen)
+) -> tuple[Object, ...]:
     """Returns all children in order of dependency.
 
     Attempts of a new run are numbered above all earlier ones.
     """
     floor = job.status.get("attempt", 0) + 1
     policy = network_policy.network_policy(job, settings, _metadata(job, job.policy_name))
+    group = pod_group.pod_group(job, _metadata(job, job.name))
     return (
         secret(job, settings),
         *(() if policy is None else (policy,)),
         service(job, settings),
-        stateful_set(job, settings, floor, avoided),
+        *((group,) if group else ()),
+        stateful_set(job, settings, floor, avoided, placement=placement),
     )
+
+
+def workload(job: Job, settings: Settings) -> Apply:
+    """Returns the creation of the Workload that queues the job, after a dry run of a pod."""
+    pods = stateful_set(job, settings, job.status.get("attempt", 0) + 1)
+    body = workloads.workload(job, _metadata(job, job.name), pods["spec"]["template"])
+    return Apply(body=body, if_missing=True, pods_of=pods)
 
 
 def has_stateful_set(job: Job, observed: Observed) -> bool:
@@ -232,7 +259,7 @@ def _repaired(job: Job, child: Object, settings: Settings, avoided: tuple[str, .
     """
     image = _annotation(child, names.ANNOTATION_AGENT_IMAGE) or _live_agent_image(child) or settings.agent_image
     floor = job.status.get("attempt", 0) + 1
-    body = stateful_set(job, replace(settings, agent_image=image), floor, avoided, pods)
+    body = stateful_set(job, replace(settings, agent_image=image), floor, avoided, pods, read_placement(child))
     if job.spec.elastic is not None:
         _keep_variables(body, child, job.trainer_container)
     _keep_launcher(body, child, job.trainer_container)

@@ -64,6 +64,12 @@ class Observed:
     rejection: str | None = None
     """Message of the API server when it called a child of this generation invalid. Fails a job that
     has never run."""
+    workload: Object | None = None
+    """The object of Kueue that bears the job's name; None without `Settings.kueue`."""
+    kueue_served: bool = True
+    """Whether the API server serves Kueue's Workloads."""
+    flavors: Mapping[str, Object] = field(default_factory=dict)
+    """Kueue's ResourceFlavors by name that an admitted Workload uses, while the job has no StatefulSet."""
     refusal: str | None = None
     """Message of the API server when it rejected a child for another reason (a quota), which may
     pass. Fails no job."""
@@ -78,6 +84,9 @@ class Apply:
     """Create the object if there is none of that name, and leave an existing one as it is."""
     adds_pods: bool = True
     """Of a StatefulSet: whether it gets more pods, so that a pod must be admitted in a dry run first."""
+    pods_of: Object | None = None
+    """Of a Workload: the StatefulSet that it queues. A pod of the set is created as a dry run first, and the
+    priority that the API server gives that pod is the Workload's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +96,7 @@ class Delete:
     Not found is success.
     """
 
-    kind: Literal["StatefulSet", "Pod", "Service", "Secret", "DistributedTrainingJob"]
+    kind: Literal["StatefulSet", "Pod", "Service", "Secret", "Workload", "DistributedTrainingJob"]
     name: str
     uid: str
     grace_seconds: int | None = None
@@ -117,7 +126,16 @@ class Annotate:
     annotations: Mapping[str, str]
 
 
-Action = Apply | Delete | Nudge | Annotate
+@dataclass(frozen=True, kw_only=True)
+class PatchStatus:
+    """Merge patch of the status of another controller's object, if the object is still as observed."""
+
+    observed: Object
+    status: Object
+    """Lists replace the stored ones whole."""
+
+
+Action = Apply | Delete | Nudge | Annotate | PatchStatus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +184,9 @@ class Settings:
     pod_user: Literal["fixed", "cluster"] = "fixed"
     """User and group of pods that name none: ours, or the ones that the namespace's admission
     chooses (OpenShift)."""
+    kueue: bool = False
+    """Whether the operator queues jobs with spec.queueName itself, by Workloads of Kueue. Otherwise the
+    StatefulSet has Kueue's label."""
     can_avoid_nodes: bool = True
     """Whether pods may be placed on another node. A local run has only one."""
     agent_port: int = names.AGENT_PORT

@@ -66,6 +66,9 @@ FIELDS: dict[str, Any] = {
     "checkpoint.volume.claimTemplate.storageClassName": None,
     "checkpoint.volume.claimTemplate.accessModes": ["ReadWriteMany"],
     "checkpoint.volume.claimTemplate.whenDeleted": "Retain",
+    "gang.podGroup": None,
+    "gang.schedulerName": None,
+    "gang.queue": None,
 }
 _NAMES = {path: path.split(".") for path in FIELDS}
 DIGITS = 12

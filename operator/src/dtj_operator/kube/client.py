@@ -91,8 +91,8 @@ class Client:
     async def close(self) -> None:
         await self._api.close()  # type: ignore[no-untyped-call]
 
-    async def get(self, resource: Resource, namespace: str, name: str) -> Object:
-        """Returns the object. Raises ObjectNotFound."""
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> Object:
+        """Returns the object. Without a namespace, of a kind that has none. Raises ObjectNotFound."""
         return _slim(await self._call("get", resource.plural, "GET", resource.path(namespace, name)))
 
     async def list(self, resource: Resource, namespace: str | None, selector: str | None = None) -> list[Object]:
@@ -207,12 +207,13 @@ class Client:
             seconds=WRITE_SECONDS,
         )
 
-    async def merge(self, resource: Resource, namespace: str, name: str, patch: Object) -> Object:
+    async def merge(
+        self, resource: Resource, namespace: str, name: str, patch: Object, *, subresource: str | None = None
+    ) -> Object:
         """Sends a merge patch."""
-        path = resource.path(namespace, name)
-        return await self._call(
-            "patch", resource.plural, "PATCH", path, {"fieldManager": names.MANAGER}, patch, content=_MERGE
-        )
+        path = resource.path(namespace, name, subresource)
+        plural = resource.plural + ("/" + subresource if subresource else "")
+        return await self._call("patch", plural, "PATCH", path, {"fieldManager": names.MANAGER}, patch, content=_MERGE)
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None

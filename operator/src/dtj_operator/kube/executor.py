@@ -9,13 +9,13 @@ from typing import Any, NoReturn, Protocol
 from dtj_contract import names
 from dtj_core.plan.job import is_owned
 from dtj_core.plan.job_status import has_started
-from dtj_core.plan.model import Action, Annotate, Delete, Event, Nudge, Object, Plan
+from dtj_core.plan.model import Action, Annotate, Delete, Event, Nudge, Object, PatchStatus, Plan
 from dtj_operator import errors
 from dtj_operator.kube import undeclared_fields
 from dtj_operator.kube.cache.cache import Cache
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.observer import Observer
-from dtj_operator.kube.resources import BY_KIND, JOB, POD, SERVICE, STATEFUL_SET, Resource, job_key
+from dtj_operator.kube.resources import BY_KIND, JOB, POD, SERVICE, STATEFUL_SET, Resource, job_key, resource_of
 
 logger = logging.getLogger(__name__)
 
@@ -97,20 +97,28 @@ class PlanExecutor:
         if isinstance(action, Delete):
             await self._delete(namespace, action)
             return
-        resource = BY_KIND[action.body["kind"]]
+        if isinstance(action, PatchStatus):
+            await self._patch_status(namespace, action)
+            return
+        resource = resource_of(action.body)
+        body = action.body
         try:
+            if action.pods_of is not None:
+                admitted = await self._dry_run_pod(namespace, action.pods_of)
+                body = body | {"spec": body["spec"] | {"priority": (admitted.get("spec") or {}).get("priority", 0)}}
             if resource is STATEFUL_SET:
                 if action.adds_pods:
                     await self._dry_run_pod(namespace, action.body)
                 await self._confirm_version(job)
             if action.if_missing:
-                applied = await self._client.create(resource, namespace, action.body)
+                applied = await self._client.create(resource, namespace, body)
             else:
-                applied = await self._apply(job, resource, action.body)
+                applied = await self._apply(job, resource, body)
         except errors.KubeError as error:
             if action.if_missing and isinstance(error, errors.Conflict):
                 return  # already created
-            _raise_rejection(error, permanent=resource is STATEFUL_SET and is_permanent(error))
+            checks_pods = resource is STATEFUL_SET or action.pods_of is not None
+            _raise_rejection(error, permanent=checks_pods and is_permanent(error))
         self._cache.answer(resource, applied)
         logger.info("applied %s %s", resource.kind, action.body["metadata"]["name"])
 
@@ -158,6 +166,20 @@ class PlanExecutor:
             self._cache.deleted(resource, namespace, action.name, action.uid)
         logger.info("deleted %s %s", action.kind, action.name)
 
+    async def _patch_status(self, namespace: str, action: PatchStatus) -> None:
+        """Patches a status that another controller writes, too. Raises Conflict if it did meanwhile."""
+        metadata = action.observed["metadata"]
+        resource = BY_KIND[action.observed["kind"]]
+        known = {key: metadata[key] for key in ("uid", "resourceVersion")}
+        patch = {"metadata": known, "status": action.status}
+        try:
+            merged = await self._client.merge(resource, namespace, metadata["name"], patch, subresource="status")
+        except errors.ObjectNotFound:
+            self._cache.deleted(resource, namespace, metadata["name"], metadata["uid"])
+            return
+        self._cache.answer(resource, merged)
+        logger.info("patched the status of %s %s", resource.kind, metadata["name"])
+
     async def _nudge(self, namespace: str, action: Nudge) -> None:
         """Wakes the StatefulSet controller.
 
@@ -187,8 +209,10 @@ class PlanExecutor:
         self._cache.answer(STATEFUL_SET, merged)
         return True
 
-    async def _dry_run_pod(self, namespace: str, stateful_set: Object) -> None:
+    async def _dry_run_pod(self, namespace: str, stateful_set: Object) -> Object:
         """Creates a pod of the StatefulSet as a dry run, to learn whether its pods would be admitted.
+
+        Returns the pod as the API server would store it; {} if it could not be tried.
 
         Pod security, quotas, limit ranges and field values are checked when a pod is created, not
         when its StatefulSet is. The StatefulSet controller would be rejected again and again, and
@@ -203,7 +227,7 @@ class PlanExecutor:
         metadata["name"] = stateful_set["metadata"]["name"] + "-dry-run"
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
         try:
-            await self._client.create(POD, namespace, pod, dry_run=True)
+            return await self._client.create(POD, namespace, pod, dry_run=True)
         except errors.Conflict:
             logger.debug("a pod has the name of the dry run, so the dry run proves nothing")
         except (errors.Invalid, errors.Forbidden) as error:
@@ -214,6 +238,7 @@ class PlanExecutor:
             logger.warning(
                 "dry run of a pod of %s is not possible: %s", stateful_set["metadata"]["name"], error.message
             )
+        return {}
 
     async def _confirm_version(self, job: Object) -> None:
         """Raises Overtaken if the stored job is not the one that was planned on.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from dtj_core.plan.model import Object
 from dtj_operator.kube.cache.reflector import Reflector, ReflectorObserver
-from dtj_operator.kube.cache.store import Key, Store, Table, version_of
+from dtj_operator.kube.cache.store import KINDS, Key, Kind, Store, Table, version_of
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.resources import JOB
 
@@ -25,8 +25,15 @@ Woken = Callable[[Key, float], None]
 class Cache(Store):
     """The store, and the tasks that keep it true from `start` to `stop`."""
 
-    def __init__(self, client: Client, namespaces: Sequence[str], observer: ReflectorObserver, wake: Woken) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        client: Client,
+        namespaces: Sequence[str],
+        observer: ReflectorObserver,
+        wake: Woken,
+        kinds: Sequence[Kind] = KINDS,
+    ) -> None:
+        super().__init__(kinds)
         self._wake = wake
         self._writing: set[Key] = set()
         """Jobs whose status is being written by us."""

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from dtj_contract import names
 from dtj_core.plan.model import Object
-from dtj_operator.kube.cache.trim import trim_job, trim_pod, trim_service, trim_stateful_set
-from dtj_operator.kube.resources import JOB, POD, SERVICE, STATEFUL_SET, Resource, job_selector
+from dtj_operator.kube.cache.trim import trim_job, trim_pod, trim_service, trim_stateful_set, trim_workload
+from dtj_operator.kube.resources import JOB, POD, SERVICE, STATEFUL_SET, WORKLOAD, Resource, job_selector
 
 Key = tuple[str, str]
 """Namespace and name of a job."""
@@ -31,6 +31,8 @@ class Kind:
     resource: Resource
     selector: str | None
     trim: Callable[[Object], Object]
+    optional: bool = False
+    """Whether the API server may not serve the kind, because its CRD is another project's."""
 
 
 KINDS = (
@@ -39,6 +41,7 @@ KINDS = (
     Kind(SERVICE, job_selector(), trim_service),
     Kind(POD, job_selector(), trim_pod),
 )
+QUEUE_KINDS = (Kind(WORKLOAD, job_selector(), trim_workload, optional=True),)
 
 
 def version_of(obj: Object) -> int:
@@ -52,6 +55,8 @@ class Table:
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
+        self.served = True
+        """False while the API server does not serve an optional kind."""
         self._objects: dict[Key, dict[str, Object]] = {}
         """By job, then by name."""
         self._jobs: dict[Key, str] = {}
@@ -92,6 +97,11 @@ class Table:
             changed |= self._put(obj)
         self._positions[scope] = max(at, self._positions.get(scope, 0))
         return changed
+
+    def clear(self, scope: str | None) -> set[Key]:
+        """Drops all objects of the scope: their kind is not served."""
+        known = [each for bucket in self._objects.values() for each in bucket.values()]
+        return {key for each in known if scope in (None, _own_key(each)[0]) for key in self._remove(each)}
 
     def event(self, scope: str | None, kind: str, obj: Object) -> set[Key]:
         """Takes over a watch event: ADDED, MODIFIED or DELETED."""
@@ -179,8 +189,8 @@ def _own_key(obj: Object) -> Key:
 class Store:
     """The tables of all kinds."""
 
-    def __init__(self) -> None:
-        self.tables = {kind.resource: Table(kind) for kind in KINDS}
+    def __init__(self, kinds: Iterable[Kind] = KINDS) -> None:
+        self.tables = {kind.resource: Table(kind) for kind in kinds}
 
     def job(self, key: Key) -> Object | None:
         return self.tables[JOB].get(key)
@@ -191,6 +201,13 @@ class Store:
     def child(self, resource: Resource, key: Key) -> Object | None:
         """Returns the job's child of this kind that has the job's name."""
         return self.tables[resource].get(key)
+
+    def workload(self, key: Key) -> Object | None:
+        """Returns Kueue's object of the job's name; None if there is none, or Kueue is not used."""
+        return self.tables[WORKLOAD].get(key) if WORKLOAD in self.tables else None
+
+    def serves_workloads(self) -> bool:
+        return WORKLOAD in self.tables and self.tables[WORKLOAD].served
 
     def pods(self, key: Key) -> tuple[Object, ...]:
         return self.tables[POD].of_job(key)
