@@ -56,13 +56,20 @@ class Model(BaseModel):
     def _prune(cls, data: Any, info: ValidationInfo) -> Any:
         """Drops nulls, as the API server does for fields that are not nullable: none of ours is.
 
-        A tolerant reader also drops unknown fields, except where everything is kept as written.
+        A null in a field that nobody knows stays, for the strict reader to reject. A tolerant reader
+        drops unknown fields, except where everything is kept as written. A number such as 3.0 becomes
+        the integer that the API server stores.
         """
         if not isinstance(data, dict):
             return data
         known = {field.alias for field in cls.model_fields.values()}
-        drop_unknown = info.context == TOLERANT and cls.model_config.get("extra") == "forbid"
-        return {k: v for k, v in data.items() if v is not None and (k in known or not drop_unknown)}
+        is_closed = cls.model_config.get("extra") == "forbid"
+        drop_unknown = info.context == TOLERANT and is_closed
+        return {
+            k: _as_stored(v) if k in known else v
+            for k, v in data.items()
+            if (v is not None or (is_closed and k not in known)) and (k in known or not drop_unknown)
+        }
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -72,6 +79,13 @@ class Model(BaseModel):
         if cls.model_config.get("extra") == "allow":
             schema[PRESERVE] = True
         return schema
+
+
+def _as_stored(value: Any) -> Any:
+    """Returns a number without a fraction as an integer, and a list with such numbers."""
+    if isinstance(value, list):
+        return [_as_stored(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**63 else value
 
 
 class OpenModel(Model):
