@@ -21,9 +21,9 @@ Path = tuple[str | int, ...]
 # What people write by mistake, and what a reader may not expect.
 VALUES: tuple[Any, ...] = (
     None, "", " ", "x", "X_y", "1", "1Gi", "0.5", "true", "a\nb", "a\n", "é", "\u0663", "\U0001f917", "a b", "/x",
-    "/x/", "-", ".", "a.b", "dtj-x", "DTJ_X", "$(HOME)", "x" * 300, 0, -1, 1, 2, 3, 64, 65, 1024, 1025, 2**31 - 1, 2**31,
-    2**63 - 1, 2**63, -(2**63) - 1, 0.5, 3.0, -0.0, 1e300, True, False, [], {}, [None], [""], [0], [[]], [{}], {"": ""},
-    {"a": None}, {"a": 1}, {"name": "x"}, [{"name": "x"}], [{"name": "x", "value": "1"}],
+    "/x/", "-", ".", "a.b", "dtj-x", "DTJ_X", "$(HOME)", "x" * 300, 0, -1, 1, 2, 3, 64, 65, 1024, 1025, 2**31 - 1,
+    2**31, 2**63 - 1, 2**63, -(2**63) - 1, 0.5, 3.0, -0.0, 1e300, True, False, [], {}, [None], [""], [0], [[]], [{}],
+    {"": ""}, {"a": None}, {"a": 1}, {"name": "x"}, [{"name": "x"}], [{"name": "x", "value": "1"}],
 )  # fmt: skip
 NAMES = ("newIn2030", "name", "image", "x", "enabled", "", "a b", "__class__", "model_config", "é")
 KINDS = ("mutated", "mutated", "mutated", "mixed", "mixed", "schema", "schema", "bad")

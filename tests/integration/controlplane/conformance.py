@@ -22,12 +22,14 @@ from tests.unit.api.specs import MINIMAL
 
 Object = dict[str, Any]
 NOW = 1_790_000_000.0
+TRIES = 5
+"""Of a call that a busy API server does not answer."""
 SETTINGS = Settings(agent_image="dtj-operator:test", master_key=b"key")
 # `field` or "field" after `unknown field`, `Required value: field`, and the start of each cause of an Invalid.
 # What a message that only names the field lacks: the value to write, or what to do.
 _CURE = re.compile(
     r"unknown field|supported values|Required value|must be|must have|must not|must begin|should match|should be"
-    r"|at least|at most|Too long|Too many|in body|set |remove|rename|choose|name the|create a new|write |can't be|needs at least"
+    r"|at least|at most|Too long|Too many|in body|set |remove|rename|choose|name the|create a new|write |can't be"
 )
 _PATH = re.compile(r"(?:metadata|spec)(?:[.\[][^\s:,\"]*)?")
 
@@ -43,9 +45,23 @@ class Api:
     def dry_run(self, path: str, body: Object) -> tuple[int, Object]:
         """Creates an object as a dry run, as strictly as kubectl does."""
         query = "?dryRun=All&fieldValidation=Strict"
-        self._connection.request("POST", path + query, json.dumps(body), {"Content-Type": "application/json"})
-        answer = self._connection.getresponse()
-        return answer.status, json.loads(answer.read())
+        text = json.dumps(as_sent(body))
+        for _ in range(TRIES):
+            self._connection.request("POST", path + query, text, {"Content-Type": "application/json"})
+            answer = self._connection.getresponse()
+            status, found = answer.status, json.loads(answer.read())
+            if status not in (429, 500, 503, 504):
+                break
+        return status, found
+
+
+def as_sent(value: Any) -> Any:
+    """Returns the value as kubectl sends it: 3.0 in a file is 3 in the request."""
+    if isinstance(value, dict):
+        return {key: as_sent(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [as_sent(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e21 else value
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""`dtj-operator` that reports silent agents after 4 seconds instead of a minute. Its flags are those of dtj-operator."""
+"""`dtj-operator` that reports silent agents after 4 s instead of a minute. Its flags are those of dtj-operator."""
 
 from __future__ import annotations
 

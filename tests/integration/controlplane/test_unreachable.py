@@ -1,4 +1,4 @@
-"""Agents that fall silent beside a real API server: the condition appears after the silence, and goes with an answer."""
+"""Agents that fall silent, beside a real API server: the condition comes after the silence, and goes with an answer."""
 
 from __future__ import annotations
 

@@ -45,6 +45,7 @@ def steps() -> dict[str, tuple[Election, float, Do]]:
         ("no answer to a take-over, later", standby.failed(110.0), 112.0, Do.TAKE),
         ("we lead", leader, 101.9, Do.WAIT),
         ("the renewal is due", leader, 102.0, Do.RENEW),
+        ("the lease was renewed", leader.written(MINE, 105.0), 108.0, Do.RENEW),
         ("the renewal has failed", leader.failed(103.0), 103.4, Do.WAIT),
         ("the renewal has failed, later", leader.failed(103.0), 103.5, Do.RENEW),
         ("the renewal met a conflict", leader.conflicted(), 102.0, Do.READ),

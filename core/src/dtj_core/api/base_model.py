@@ -58,7 +58,7 @@ class Model(BaseModel):
 
         A null in a field that nobody knows stays, for the strict reader to reject. A tolerant reader
         drops unknown fields, except where everything is kept as written. A number such as 3.0 becomes
-        the integer that the API server stores.
+        the integer that kubectl sends.
         """
         if not isinstance(data, dict):
             return data
@@ -66,7 +66,7 @@ class Model(BaseModel):
         is_closed = cls.model_config.get("extra") == "forbid"
         drop_unknown = info.context == TOLERANT and is_closed
         return {
-            k: _as_stored(v) if k in known else v
+            k: _as_sent(v) if k in known else v
             for k, v in data.items()
             if (v is not None or (is_closed and k not in known)) and (k in known or not drop_unknown)
         }
@@ -81,10 +81,10 @@ class Model(BaseModel):
         return schema
 
 
-def _as_stored(value: Any) -> Any:
+def _as_sent(value: Any) -> Any:
     """Returns a number without a fraction as an integer, and a list with such numbers."""
     if isinstance(value, list):
-        return [_as_stored(item) for item in value]
+        return [_as_sent(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**63 else value
 
 
