@@ -51,7 +51,7 @@ test-e2e: venv cluster-ready ## run the tests on kind: install the chart, kill r
 	@$(TESTS) e2e --durations=30 -- -s -m e2e tests/e2e tests/integration
 
 .PHONY: test-long
-test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults, the trainer's tests with the other torch, and frameworks
+test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults, 10,000 specs, frameworks, Kueue, another torch and Kubernetes
 	@DTJ_SIMULATOR_SEEDS=$(or $(SEEDS),100000) $(PY) -m pytest -q -n 2 tests/unit/agent/test_simulator.py
 	@DTJ_PLANNER_SEEDS=$(or $(PLANNER_SEEDS),20000) $(PY) -m pytest -q -n 2 tests/unit/operator/test_simulator.py
 	@for group in plain spare elastic; do $(PY) -m tests.chaos --slow --faults $(or $(FAULTS),300) --group $$group || exit 1; done
@@ -60,8 +60,17 @@ test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults,
 	@$(PY) -m pytest -q tests/integration/chart/on_promtool.py
 	@$(CLUSTER) bin >/dev/null && $(CLUSTER) bin kueue >/dev/null
 	@$(PY) -m pytest -q tests/integration/controlplane/on_kueue.py
+	@DTJ_SPECS=$(or $(SPECS),10000) $(PY) -m pytest -q tests/integration/controlplane/test_conformance.py
+	@$(MAKE) --no-print-directory test-oldest
 	@./hack/test_long.sh
 	@./hack/frameworks.sh
+
+# kubectl, etcd and the controllers' programs of the other version are entries of their own in the cache.
+.PHONY: test-oldest
+test-oldest: export K8S_VERSION = $(shell sed -n 's/^OLDEST_KUBERNETES = "\(.*\)"/\1/p' hack/cluster/versions.py)
+test-oldest: venv ## run the control-plane tests on the oldest Kubernetes that is supported, built from its Go modules
+	@$(CLUSTER) bin etcd kube-apiserver kube-controller-manager kubectl >/dev/null
+	@$(TESTS) oldest $(SPREAD) -- -m controlplane tests/integration/controlplane
 
 .PHONY: chaos-kind
 chaos-kind: venv cluster-up deploy ## stop nodes, kubelets, pods and the API server of kind under a job, and print the recoveries

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-KUBERNETES = "1.36.3"
+OLDEST_KUBERNETES = "1.30.14"
+"""The oldest version that is tested: `make test-long` runs the control-plane tests on it."""
+# Programs of another version are cache entries of their own, so both versions stay built.
+KUBERNETES = os.environ.get("K8S_VERSION") or "1.36.3"
 CONTAINERD = "2.3.4"
 COREDNS = "1.14.7"
 KIND = "0.33.0"

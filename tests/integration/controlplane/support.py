@@ -280,6 +280,9 @@ class Agents:
         """By job uid."""
         self.patience = 1.0
         """Longest wait for a change, so that a test may wait for several answers. Real agents wait longer."""
+        self.speak = threading.Event()
+        """Cleared while the agents take requests and answer none."""
+        self.speak.set()
         self.asked = 0
         self.refused = 0
         self.handed_over = OperatorMessage()
@@ -298,6 +301,7 @@ class Agents:
                     if bearer_is_valid(key, shown, time.time(), message):
                         agents.handed_over = decode(message)
                         body = agents._page(uid, self.path)
+                        agents.speak.wait(120)
                         if body is None:
                             break
                         self.send_response(200)
@@ -337,6 +341,7 @@ class Agents:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_closed.set()
+        self.speak.set()
         self._server.shutdown()
         self._thread.join(60)
         self._server.server_close()

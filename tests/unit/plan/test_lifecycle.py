@@ -151,7 +151,7 @@ def test_rejected_template_fails_the_job_with_the_servers_message() -> None:
     message = 'StatefulSet.apps "digits" is invalid: spec.template.spec.containers[0].image: Required value'
     end = plan(job(), Observed(rejection=message), NOW, SETTINGS)
     assert condition(end.status, "Failed")["reason"] == "TemplateRejected"
-    assert condition(end.status, "Failed")["message"] == message
+    assert condition(end.status, "Failed")["message"] == message + "; in the job: spec.image"
     assert end.actions == ()
     after = plan(job(end.status), Observed(), NOW, SETTINGS)
     assert (after.actions, after.requeue_after) == ((), None)

@@ -29,6 +29,7 @@ from dtj_core.plan import (
     pods,
     progress,
     queueing,
+    rejected_field,
     restarts,
     running,
     startup_deadline,
@@ -82,6 +83,11 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
         if version_skew.is_user_error(job, observed, error):
             invalid = JobResult(kind="Failed", reason=Reason.INVALID_SPEC, message=str(error))
             return _end(obj, stored, invalid, conditions)
+    observed = replace(
+        observed,
+        rejection=rejected_field.explain(observed.rejection, job, settings),
+        refusal=rejected_field.explain(observed.refusal, job, settings),
+    )
 
     group = pods.current_pods(job, observed)
     report = report_from_status(observed.agent, job.uid) if children.has_stateful_set(job, observed) else None
