@@ -150,6 +150,11 @@ class Spec(Model):
     """Seconds without any sign of life after which a group hangs, whatever the script announced: no
     step, and no rank that uses processor time, network or disk. Set it for a script whose steps are
     unknown. Default: no limit."""
+    success_policy: Literal["AllRanks", "Rank0"] = "AllRanks"
+    """Ranks whose success completes the job. AllRanks: the workers of all ranks exit with 0. Rank0: that
+    of rank 0 does, as in Kubeflow's Training Operator; the other ranks then get SIGTERM, and
+    restart.stopGraceSeconds later SIGKILL, and how they end is no failure. A rank that fails before
+    restarts the group with either."""
     queue_name: Annotated[str, StringConstraints(max_length=63, pattern=_QUEUE)] | None = None
     """LocalQueue of Kueue that admits the pods, all at once. The StatefulSet gets Kueue's label
     kueue.x-k8s.io/queue-name, so Kueue's integration for StatefulSets must be enabled. The clocks of
@@ -252,6 +257,7 @@ class Spec(Model):
                 "preload",
                 "hangDetection",
                 "progressDeadlineSeconds",
+                "successPolicy",
             ),
         ),
         checkpoint_is_kept(),

@@ -65,6 +65,7 @@ FIELDS: dict[str, Any] = {
     "checkpoint.volume.claimTemplate.storageClassName": None,
     "checkpoint.volume.claimTemplate.accessModes": ["ReadWriteMany"],
     "checkpoint.volume.claimTemplate.whenDeleted": "Retain",
+    "successPolicy": "AllRanks",
 }
 DIGITS = 12
 DEFAULT = "default"
