@@ -12,6 +12,10 @@ KIND = "DistributedTrainingJob"
 PLURAL = "distributedtrainingjobs"
 SINGULAR = "distributedtrainingjob"
 SHORT_NAME = "dtj"
+RUNTIME_KIND = "DistributedTrainingRuntime"
+RUNTIME_PLURAL = "distributedtrainingruntimes"
+RUNTIME_SINGULAR = "distributedtrainingruntime"
+RUNTIME_SHORT_NAME = "dtr"
 
 # --- labels and annotations of the objects that the operator creates --------------------------------------------------
 MANAGER = "dtj-operator"  # also the field manager of every apply
@@ -345,6 +349,8 @@ class Reason:
     # Only the user knows how many ranks, and over which backend.
     ACCELERATOR_UNDECIDED = "AcceleratorUndecided"
     CHILD_CONFLICT = "ChildConflict"  # an object of that name exists and is not ours
+    RUNTIME_NOT_FOUND = "RuntimeNotFound"  # spec.runtimeRef
+    RUNTIME_INCOMPLETE = "RuntimeIncomplete"  # job and runtime together are no valid job
 
 
 PERMANENT = frozenset({

@@ -65,7 +65,7 @@ def test_rank_zero_that_succeeds_waits_for_the_others_by_default() -> None:
     assert (result(harness), harness.coordinator.phase) == ("None", "Running")
 
 
-def test_rank_zero_that_succeeds_while_another_failure_stops_the_group_completes_the_job() -> None:
+def test_rank_zero_that_succeeds_while_the_group_stops_completes_the_job() -> None:
     harness = group()
     fail(harness, 1)
     assert harness.coordinator.phase == "Stopping"

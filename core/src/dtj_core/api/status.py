@@ -222,6 +222,23 @@ class AgentMemory(Model):
     """The pods of that memory were removed, by a suspension for example."""
 
 
+class RuntimeStatus(Model):
+    """The runtime that the job runs with, as it was when the job took it."""
+
+    name: str | None = None
+    """Name of the DistributedTrainingRuntime."""
+    uid: str | None = None
+    """Its uid."""
+    generation: int | None = None
+    """Its generation."""
+    hash: str | None = None
+    """Digest of its spec."""
+    time: Time | None = None
+    """Time at which the job took it."""
+    spec: dict[str, Any] | None = None
+    """Its spec. A later change of the runtime changes nothing here."""
+
+
 class Status(Model):
     """Observed state of the job."""
 
@@ -258,6 +275,7 @@ class Status(Model):
     """Time at which the job became Complete or Failed."""
     last_update_time: Time | None = None
     """Time at which this status was last written."""
+    runtime: RuntimeStatus | None = None
     restarts: Restarts | None = None
     progress: Progress | None = None
     checkpoint: CheckpointStatus | None = None

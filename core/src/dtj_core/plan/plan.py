@@ -28,6 +28,7 @@ from dtj_core.plan import (
     progress,
     restarts,
     running,
+    runtimes,
     startup_deadline,
     stuck_pods,
     suspend,
@@ -59,8 +60,12 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
         return Plan(status=stored)  # garbage collection deletes the children
     if (obj.get("spec") or {}).get("managedBy", names.CONTROLLER) != names.CONTROLLER:
         return Plan(status=stored)  # another controller runs the job
+    written, obj = obj, runtimes.effective(obj)
     if is_finished(stored):
         return stuck_pods.force_delete_overdue(deadlines.after_end(obj, observed, now), obj, observed, now)
+    runtime = runtimes.take(obj, observed, now)
+    if runtime is not None:
+        return Plan(status={**stored, "runtime": runtime}, requeue_after=0)
     conditions = Conditions(obj["metadata"].get("generation", 1), now)
     try:
         job = Job.from_object(obj)
@@ -83,6 +88,8 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
     hint = stuck_pods.manual_action(obj, observed, now)
     if job.spec.suspend:
         wanted = suspend.suspend_job(job, observed, status, conditions, hint)
+        if children.are_gone(job, observed):
+            wanted = replace(wanted, status=runtimes.forget(written, wanted.status))
         wanted = replace(wanted, events=(*events.events_for_agent(stored, report), *wanted.events))
     else:
         wanted = _reconcile_active(job, observed, group, status, report, conditions, settings, hint)
@@ -197,7 +204,7 @@ def _reconcile_active(
     assert observed.stateful_set is not None
     if "deletionTimestamp" in observed.stateful_set["metadata"]:
         return Plan(status=status, requeue_after=suspend.WAIT_SECONDS)
-    if job.unreadable is None and children.is_outdated(job, observed.stateful_set):
+    if job.is_renderable and children.is_outdated(job, observed.stateful_set):
         message = "spec was changed while the job was suspended; recreating the pods"
         return suspend.delete_pods(job, observed, status, message, conditions)
     silent = agent_silence.seconds(observed, status)
@@ -228,8 +235,8 @@ def _reconcile_active(
     )
     return Plan(
         actions=(
-            *(children.repairs(job, observed, group, wanted, now, settings) if job.unreadable is None else ()),
-            *(children.nudges(job, observed, group, now) if job.unreadable is None and not pause else ()),
+            *(children.repairs(job, observed, group, wanted, now, settings) if job.is_renderable else ()),
+            *(children.nudges(job, observed, group, now) if job.is_renderable and not pause else ()),
             *stuck_pods.delete_stuck_pods(group, report),
             *avoided_nodes.move_pods(job, observed.stateful_set, group, now),
         ),
@@ -258,7 +265,8 @@ def _create_or_wait(
     """Creates the children, or waits for what is in the way."""
     if job.unreadable is not None:
         return _wait_for_matching_operator(job, status, conditions)
-    conflict = children.find_conflict(job, observed) or children.undecided_accelerator(job)
+    conflict = runtimes.missing(job, observed) or children.find_conflict(job, observed)
+    conflict = conflict or children.undecided_accelerator(job)
     if conflict is not None:
         return _wait_for(job, status, conflict, conditions)
     if children.pods_of_previous_run(observed):

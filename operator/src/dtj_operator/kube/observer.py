@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from dtj_core.plan import runtimes
 from dtj_core.plan.conditions import is_finished
 from dtj_core.plan.model import Object, Observed
 from dtj_operator import errors
@@ -53,12 +54,13 @@ class Observer:
             stateful_set=self._store.child(STATEFUL_SET, key),
             service=self._store.child(SERVICE, key),
             pods=self._store.pods(key),
+            runtime=self._store.runtime(job),
         )
         if observed.stateful_set is None and _has_lost_its_set(job, observed.pods):
             self.add_unlabelled(STATEFUL_SET, key)
         if key in self._unlabelled:
             observed = await self._with_unlabelled(key, observed)
-        heard = self._agents.observe(job, observed.stateful_set, observed.pods)
+        heard = self._agents.observe(runtimes.effective(job), observed.stateful_set, observed.pods)
         return replace(
             observed,
             agent=heard.page,

@@ -34,6 +34,7 @@ class Resource:
 
 
 JOB = Resource(names.API_VERSION, names.KIND, names.PLURAL)
+RUNTIME = Resource(names.API_VERSION, names.RUNTIME_KIND, names.RUNTIME_PLURAL)
 STATEFUL_SET = Resource("apps/v1", "StatefulSet", "statefulsets")
 SERVICE = Resource("v1", "Service", "services")
 SECRET = Resource("v1", "Secret", "secrets")
