@@ -1,7 +1,7 @@
 """Decides which runtime a job runs with, and when it takes another one.
 
 A job takes its runtime once, before its first child is created: the runtime's spec is copied into the status, and
-the children follow only once that is stored. So a change of the runtime changes no job that has one, whenever the
+the children follow only once that is stored. A change of the runtime changes no job that has one, whenever the
 operator is killed. A job takes a runtime again if its pods are gone and
 
     runtimeRef.name has changed             (possible while the job is suspended)
