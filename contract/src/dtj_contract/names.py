@@ -288,6 +288,7 @@ class Reason:
     JOB_SUSPENDED = "JobSuspended"
     JOB_RESUMED = "JobResumed"
     SUCCEEDED = "AllWorkersSucceeded"
+    RANK_0_SUCCEEDED = "Rank0Succeeded"  # successPolicy: Rank0
     TTL_EXPIRED = "TTLExpired"
     # why a group restarted
     WORKER_FAILED = "WorkerFailed"

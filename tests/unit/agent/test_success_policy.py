@@ -54,6 +54,7 @@ def test_rank_zero_that_succeeds_completes_the_job_at_once() -> None:
     outcome = harness.coordinator.outcome
     assert outcome is not None
     assert outcome["message"] == "rank 0 of attempt 1 exited with 0 (successPolicy Rank0)"
+    assert outcome["reason"] == "Rank0Succeeded"
     assert sorted(ordinal for ordinal, sent in harness.sent if sent["type"] == "finish") == [0, 1, 2]
     fail(harness, 1)
     assert (result(harness), harness.coordinator.history.failures) == ("Succeeded", [])

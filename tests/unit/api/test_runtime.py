@@ -122,7 +122,7 @@ def test_job_without_an_image_is_valid_only_with_a_runtime() -> None:
     base = {"apiVersion": "training.dtj.dev/v1alpha1", "kind": "DistributedTrainingJob", "metadata": {"name": "j"}}
     spec = {"entrypoint": {"module": "m"}, "checkpoint": {"everySteps": 5}}
     assert violations(base | {"spec": spec | REF}) == ()
-    assert [each.path for each in violations(base | {"spec": spec})] == ["spec.image", "spec.checkpoint"]
+    assert [each.path for each in violations(base | {"spec": spec})] == ["spec.image", "spec.checkpoint.volume"]
 
 
 def test_runtime_is_checked_as_the_api_server_would() -> None:

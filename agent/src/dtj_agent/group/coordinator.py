@@ -366,7 +366,7 @@ class Coordinator:
         return max(self.history.attempt, 0 if self.outcome is None else outcome.ended_attempt(self.outcome))
 
     def _succeed(self, now: Now) -> None:
-        self._end(outcome.SUCCEEDED, Reason.SUCCEEDED, self._success.describe(self.lifecycle.attempt), None, now)
+        self._end(outcome.SUCCEEDED, *self._success.describe(self.lifecycle.attempt), None, now)
 
     def _is_charged_out(self, now: Now) -> bool:
         """Charges the deferred failure, if any. Returns whether it ends the job, now or soon."""

@@ -7,7 +7,7 @@ A failure that has stopped rank 0 itself restarts the group: rank 0 has not fini
 
 from __future__ import annotations
 
-from typing import Iterable
+from typing import Iterable, Tuple
 
 from dtj_agent.group.attempt import Attempt
 from dtj_agent.group.history import number
@@ -15,6 +15,7 @@ from dtj_agent.group.lifecycle import PHASE_RUNNING, AttemptLifecycle
 from dtj_agent.group.messages import Message
 from dtj_agent.group.worker_exit import WorkerExit
 from dtj_contract import names
+from dtj_contract.names import Reason
 
 RANK_ZERO_DONE = "rankZeroDone"
 """Key of a member's hello and heartbeats: the attempt in which its rank 0 succeeded. Older agents ignore it."""
@@ -42,8 +43,9 @@ class SuccessPolicy:
             return True
         return lifecycle.phase == PHASE_RUNNING and lifecycle.attempt.is_done
 
-    def describe(self, attempt: Attempt) -> str:
-        """Returns why `attempt` has succeeded."""
+    def describe(self, attempt: Attempt) -> Tuple[str, str]:
+        """Returns reason and message of the success of `attempt`."""
         if self._by_rank_zero and self._rank_zero_done == attempt.number:
-            return "rank 0 of attempt %d exited with 0 (successPolicy %s)" % (attempt.number, names.SUCCESS_RANK_0)
-        return "all %d workers of attempt %d exited with 0" % (attempt.world_size, attempt.number)
+            text = "rank 0 of attempt %d exited with 0 (successPolicy %s)"
+            return Reason.RANK_0_SUCCEEDED, text % (attempt.number, names.SUCCESS_RANK_0)
+        return Reason.SUCCEEDED, "all %d workers of attempt %d exited with 0" % (attempt.world_size, attempt.number)

@@ -227,7 +227,7 @@ class Spec(Model):
             cel="!has(self.checkpoint) || has(self.checkpoint.volume) || has(self.runtimeRef)",
             message="no volume for the checkpoints: set checkpoint.volume, or spec.runtimeRef",
             holds=lambda self: not self.checkpoint or bool(self.checkpoint.volume or self.runtime_ref),
-            field="checkpoint",
+            field="checkpoint.volume",
         ),
         Rule(
             cel=f"!has(self.checkpoint) || !({CONTAINERS})"
