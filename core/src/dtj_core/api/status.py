@@ -228,15 +228,15 @@ class RuntimeStatus(Model):
     name: str | None = None
     """Name of the DistributedTrainingRuntime."""
     uid: str | None = None
-    """Its uid."""
+    """Identity of that object: one that was deleted and created again has another."""
     generation: int | None = None
-    """Its generation."""
+    """Generation of its spec."""
     hash: str | None = None
-    """Digest of its spec."""
+    """Digest of its spec: equal specs have equal digests."""
     time: Time | None = None
     """Time at which the job took it."""
     spec: dict[str, Any] | None = None
-    """Its spec. A later change of the runtime changes nothing here."""
+    """The spec as it was then. A later change of the runtime changes nothing here."""
 
 
 class Status(Model):

@@ -197,7 +197,8 @@ class Spec(Model):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel=f"has(self.runtimeRef) || has(self.image) || {trainer_has('has(c.image)')}",
-            message="no image: set spec.image, the image of the trainer container in spec.template, or spec.runtimeRef",
+            message="no image: set spec.image, or the image of the trainer container in spec.template, or"
+            " spec.runtimeRef",
             holds=lambda self: bool(self.runtime_ref or self.image or self.trainer.get("image")),
             field="image",
         ),
