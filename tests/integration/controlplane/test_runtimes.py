@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -210,3 +211,15 @@ def test_runtime_of_a_running_job_can_not_be_exchanged(
         plane.request("PUT", objects.path(names.PLURAL, "j"), changed)
     # A default that an older CRD wrote equals an absent field.
     plane.request("PUT", objects.path(names.PLURAL, "j"), job | {"spec": job["spec"] | {"backend": "auto"}})
+
+
+def test_kubectl_knows_the_short_name_and_explains_the_fields(plane: ControlPlane, runtimes: Runtimes) -> None:
+    runtimes.create("gpu", image="a")
+
+    def kubectl(*arguments: str) -> str:
+        command = [plane.bin_dir / "kubectl", "--kubeconfig", plane.kubeconfig, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    assert runtimes.name("gpu") in kubectl("get", "dtr")
+    assert "Container image with Python 3.9 or newer" in kubectl("explain", "dtr.spec.image")
+    assert "Default: 10." in kubectl("explain", "dtj.spec.restart.maxRestarts")
