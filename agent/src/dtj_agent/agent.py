@@ -20,8 +20,9 @@ from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.hang_watch import HangSettings
 from dtj_agent.group.history import History
-from dtj_agent.group.member import Identity, Member, WorkerExit
+from dtj_agent.group.member import Identity, Member
 from dtj_agent.group.messages import RUNNING, Message, Now
+from dtj_agent.group.worker_exit import WorkerExit
 from dtj_agent.leadership import Leadership
 from dtj_agent.net import descriptors
 from dtj_agent.net.coordinator_link import CoordinatorLink
@@ -277,6 +278,7 @@ def identity(settings: AgentSettings, incarnation: str) -> Identity:
         settings.address,
         settings.grace,
         settings.stop_grace,
+        settings.success_policy,
     )
 
 
@@ -301,6 +303,7 @@ def read_group_spec(settings: AgentSettings) -> GroupSpec:
         elastic=settings.elastic,
         has_volume=settings.checkpoint_dir is not None,
         grace=settings.grace,
+        success_policy=settings.success_policy,
     )
 
 

@@ -8,7 +8,8 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from dtj_agent.files.pod_output import PodOutput
-from dtj_agent.group.member import Spawn, WorkerExit
+from dtj_agent.group.member import Spawn
+from dtj_agent.group.worker_exit import WorkerExit
 from dtj_agent.net.loop import Loop
 from dtj_agent.net.progress_server import ProgressServer
 from dtj_agent.settings import AgentSettings

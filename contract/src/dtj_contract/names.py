@@ -12,6 +12,10 @@ KIND = "DistributedTrainingJob"
 PLURAL = "distributedtrainingjobs"
 SINGULAR = "distributedtrainingjob"
 SHORT_NAME = "dtj"
+RUNTIME_KIND = "DistributedTrainingRuntime"
+RUNTIME_PLURAL = "distributedtrainingruntimes"
+RUNTIME_SINGULAR = "distributedtrainingruntime"
+RUNTIME_SHORT_NAME = "dtr"
 
 # --- labels and annotations of the objects that the operator creates --------------------------------------------------
 MANAGER = "dtj-operator"  # also the field manager of every apply
@@ -105,6 +109,8 @@ ENV_RENDEZVOUS_TIMEOUT = "DTJ_RENDEZVOUS_TIMEOUT_SECONDS"
 ENV_HANG_POLICY = "DTJ_HANG_POLICY"  # Restart, Report or Off
 ENV_HANG_MIN_SECONDS = "DTJ_HANG_MIN_SECONDS"
 ENV_PROGRESS_DEADLINE = "DTJ_PROGRESS_DEADLINE_SECONDS"
+ENV_SUCCESS_POLICY = "DTJ_SUCCESS_POLICY"
+SUCCESS_ALL, SUCCESS_RANK_0 = "AllRanks", "Rank0"
 # Modules that the warm process imports beside torch, separated by commas; and whether there is one.
 ENV_PRELOAD = "DTJ_PRELOAD"
 ENV_WARM_WORKERS = "DTJ_WARM_WORKERS"
@@ -305,6 +311,7 @@ class Reason:
     JOB_SUSPENDED = "JobSuspended"
     JOB_RESUMED = "JobResumed"
     SUCCEEDED = "AllWorkersSucceeded"
+    RANK_0_SUCCEEDED = "Rank0Succeeded"  # successPolicy: Rank0
     TTL_EXPIRED = "TTLExpired"
     # why a group restarted
     WORKER_FAILED = "WorkerFailed"
@@ -366,6 +373,8 @@ class Reason:
     # Only the user knows how many ranks, and over which backend.
     ACCELERATOR_UNDECIDED = "AcceleratorUndecided"
     CHILD_CONFLICT = "ChildConflict"  # an object of that name exists and is not ours
+    RUNTIME_NOT_FOUND = "RuntimeNotFound"  # spec.runtimeRef
+    RUNTIME_INCOMPLETE = "RuntimeIncomplete"  # job and runtime together are no valid job
 
 
 PERMANENT = frozenset({

@@ -123,7 +123,8 @@ class Metrics:
             self.restarts.labels(kind)
         for part in names.RECOVERY_PHASES:
             self.recovery_seconds.labels(part)
-        self.finished.labels(names.COMPLETE, names.Reason.SUCCEEDED)
+        for reason in (names.Reason.SUCCEEDED, names.Reason.RANK_0_SUCCEEDED):
+            self.finished.labels(names.COMPLETE, reason)
         spent = (names.Reason.RESTART_BUDGET_SPENT, names.Reason.FILE_NOT_FOUND, names.Reason.DEADLINE_EXCEEDED)
         for reason in (*spent, names.Reason.STARTUP_DEADLINE_EXCEEDED, *sorted(names.PERMANENT)):
             self.finished.labels(names.FAILED, reason)

@@ -2,8 +2,9 @@
 
 Tests hold the code and the chart's roles to this table.
 
-No rule of RULES is cluster-scoped, so with --namespace a Role in each namespace is enough: no rights on
-CRDs, nodes, namespaces or finalizers (our owner references don't block their owner's deletion).
+With --namespace a Role in each namespace is enough, and a ClusterRole that reads runtimes, without
+which the operator serves the jobs that refer to none: no rights on CRDs, nodes, namespaces or
+finalizers (our owner references don't block their owner's deletion).
 In the namespaces that they cover, the rules are nevertheless as powerful as an administrator's:
 whoever may create pods may mount any Secret and use any service account there.
 """
@@ -43,6 +44,11 @@ KUEUE_CLUSTER_RULES: dict[tuple[str, str], tuple[str, ...]] = {
 POD_GROUP_RULES: dict[tuple[str, str], tuple[str, ...]] = {
     ("scheduling.x-k8s.io", "podgroups"): ("create", "patch"),
     ("scheduling.volcano.sh", "podgroups"): ("create", "patch"),
+}
+
+# Cluster-wide, also with --namespace: runtimes have no namespace.
+RUNTIME_RULES: dict[tuple[str, str], tuple[str, ...]] = {
+    (names.GROUP, names.RUNTIME_PLURAL): ("list", "watch"),
 }
 
 # In the operator's own namespace, for the leader election.

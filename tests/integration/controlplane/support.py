@@ -70,18 +70,20 @@ def grant(plane: ControlPlane, namespace: str, account: str = SERVICE_ACCOUNT) -
     """Creates a service account with exactly the operator's rules, in this namespace only."""
     plane.request("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": account}})
     bind(plane, namespace, account, rbac.rules(), (namespace, account))
+    bind(plane, None, f"{namespace}-{account}", rbac.rules(rbac.RUNTIME_RULES), (namespace, account))
 
 
-def bind(plane: ControlPlane, namespace: str, name: str, rules: Sequence[Any], account: tuple[str, str]) -> None:
-    """Grants rules in `namespace` to a service account, which is given as its namespace and name."""
-    base = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
-    plane.request("POST", f"{base}/roles", {"metadata": {"name": name}, "rules": rules})
+def bind(plane: ControlPlane, namespace: str | None, name: str, rules: Sequence[Any], account: tuple[str, str]) -> None:
+    """Grants rules in `namespace`, or in the cluster, to a service account, given as its namespace and name."""
+    base = "/apis/rbac.authorization.k8s.io/v1" + (f"/namespaces/{namespace}" if namespace else "")
+    kind = "Role" if namespace else "ClusterRole"
+    plane.request("POST", f"{base}/{kind.lower()}s", {"metadata": {"name": name}, "rules": rules})
     binding = {
         "metadata": {"name": name},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name},
         "subjects": [{"kind": "ServiceAccount", "name": account[1], "namespace": account[0]}],
     }
-    plane.request("POST", f"{base}/rolebindings", binding)
+    plane.request("POST", f"{base}/{kind.lower()}bindings", binding)
 
 
 def running(step: int = 0, **more: Any) -> Any:

@@ -79,20 +79,9 @@ def test_crd_defaults_are_those_of_the_python_types(kubectl: Kubectl, plane: Con
         "entrypoint": {"module": "train", "args": []},
         "replicas": 1,
         "spares": 0,
-        "backend": "auto",
-        "checkpoint": {
-            "volume": {"hostPath": {"path": "/x", "type": "Directory"}},
-            "mountPath": "/checkpoints",
-            "everySteps": 100,
-            "keep": 3,
-        },
-        "restart": {
-            "maxRestarts": 10,
-            "windowSeconds": 3600,
-            "maxRestartsWithoutProgress": 20,
-            "avoidNodes": {"afterFailures": 3, "forSeconds": 3600},
-            "rules": [],
-        },
+        # A default would hide what a runtime gives: backend, restart, and all of checkpoint but its volume have none.
+        "checkpoint": {"volume": {"hostPath": {"path": "/x", "type": "Directory"}}},
+        "successPolicy": "AllRanks",
         "warmWorkers": "Auto",
         "preload": [],
         "hangDetection": {"policy": "Restart"},
@@ -120,6 +109,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "processesFrom": {"processesFrom": "cpu"},
     **{field: {field: EVERYTHING[field]} for field in EVERYTHING},
     "queueName": {"queueName": "team-a"},
+    "successPolicy": {"successPolicy": "Rank0"},
+    "runtimeRef": {"runtimeRef": {"name": "gpu"}},
 }
 
 

@@ -9,7 +9,7 @@ import os
 import pytest
 
 from dtj_agent.group.diagnosis import diagnose, last_exception, start_error_exit_code
-from dtj_agent.group.member import WorkerExit
+from dtj_agent.group.worker_exit import WorkerExit
 from dtj_contract import names
 from tests.unit.agent.coordinator_harness import CoordinatorHarness
 

@@ -52,6 +52,16 @@ CARRIED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"metadata.uid": None, "status": None},
         ["not needed: metadata.uid", "not needed: status"],
     ),
+    "successPolicy of all workers": (
+        {"spec.successPolicy": "AllWorkers"},
+        {"spec.successPolicy": None},
+        ["in another form: spec.successPolicy (AllWorkers)"],
+    ),
+    "successPolicy of the master": (
+        {"spec.successPolicy": ""},
+        {"spec.successPolicy": "Rank0"},
+        ["in another form: spec.successPolicy"],
+    ),
     "cleanPodPolicy All": ({"spec.runPolicy.cleanPodPolicy": "All"}, {"spec.cleanPodPolicy": "All"}, []),
     "cleanPodPolicy Running": (
         {"spec.runPolicy.cleanPodPolicy": "Running"},

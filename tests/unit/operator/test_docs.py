@@ -8,7 +8,14 @@ from pathlib import Path
 from dtj_operator import rbac, settings
 from dtj_operator.metrics import Metrics
 
-RIGHTS = rbac.RULES | rbac.ELECTION_RULES | rbac.KUEUE_RULES | rbac.KUEUE_CLUSTER_RULES | rbac.POD_GROUP_RULES
+RIGHTS = (
+    rbac.RULES
+    | rbac.RUNTIME_RULES
+    | rbac.ELECTION_RULES
+    | rbac.KUEUE_RULES
+    | rbac.KUEUE_CLUSTER_RULES
+    | rbac.POD_GROUP_RULES
+)
 PAGE = (Path(__file__).parents[3] / "docs/reference/operator.md").read_text()
 
 

@@ -233,6 +233,23 @@ class HalfPlaced(Model):
     """Time from which the job tries again."""
 
 
+class RuntimeStatus(Model):
+    """The runtime that the job runs with, as it was when the job took it."""
+
+    name: str | None = None
+    """Name of the DistributedTrainingRuntime."""
+    uid: str | None = None
+    """Identity of that object: one that was deleted and created again has another."""
+    generation: int | None = None
+    """Generation of its spec."""
+    hash: str | None = None
+    """Digest of its spec: equal specs have equal digests."""
+    time: Time | None = None
+    """Time at which the job took it."""
+    spec: dict[str, Any] | None = None
+    """The spec as it was then. A later change of the runtime changes nothing here."""
+
+
 class Status(Model):
     """Observed state of the job."""
 
@@ -269,6 +286,7 @@ class Status(Model):
     """Time at which the job became Complete or Failed."""
     last_update_time: Time | None = None
     """Time at which this status was last written."""
+    runtime: RuntimeStatus | None = None
     restarts: Restarts | None = None
     progress: Progress | None = None
     checkpoint: CheckpointStatus | None = None

@@ -20,6 +20,7 @@ from dtj_core.api.hang import HangDetection
 from dtj_core.api.network import Network
 from dtj_core.api.pod_types import EnvVar, Label, LocalReference, Objects, Resources, Toleration
 from dtj_core.api.restart import RestartSettings
+from dtj_core.api.runtime_ref import RuntimeRef
 from dtj_core.api.shorthands import CONTAINERS, trainer_has
 from dtj_core.api.status import Status
 from dtj_core.api.template import Argument, find_trainer_container
@@ -32,6 +33,7 @@ __all__ = ["DistributedTrainingJob", "Spec", "find_trainer_container"]
 NAME_LENGTH = 52
 # Pattern of a Service name, the strictest one of the children.
 NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+MOUNT_PATH = f"(has(self.checkpoint.mountPath) ? self.checkpoint.mountPath : '{names.DEFAULT_CHECKPOINT_DIR}')"
 _MODULE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 _QUEUE = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 # As spec.managedBy of a Kubernetes Job.
@@ -74,6 +76,10 @@ class Spec(Model):
     (maxRestarts, windowSeconds, maxRestartsWithoutProgress) and avoidNodes can.
     """
 
+    runtime_ref: RuntimeRef | None = None
+    """DistributedTrainingRuntime that gives the job what it leaves out: the image, a template, a
+    checkpoint volume, restart rules and more. The job's own fields win. The job waits while there is
+    no such runtime."""
     replicas: int = Field(default=1, ge=1, le=1024)
     """Number of pods. Ranks = replicas x processesPerPod. kubectl scale changes the number while an
     elastic job runs."""
@@ -154,6 +160,11 @@ class Spec(Model):
     """Seconds without any sign of life after which a group hangs, whatever the script announced: no
     step, and no rank that uses processor time, network or disk. Set it for a script whose steps are
     unknown. Default: no limit."""
+    success_policy: Literal["AllRanks", "Rank0"] = "AllRanks"
+    """Ranks whose success completes the job. AllRanks: the workers of all ranks exit with 0. Rank0: that
+    of rank 0 does, as in Kubeflow's Training Operator; the other ranks then get SIGTERM, and
+    restart.stopGraceSeconds later SIGKILL, and how they end is no failure. A rank that fails before
+    restarts the group with either."""
     queue_name: Annotated[str, StringConstraints(max_length=63, pattern=_QUEUE)] | None = None
     """LocalQueue of Kueue that admits the pods, all at once. With kueue.enabled of the chart, the job gets
     a Workload: its quota outlives lost pods, and an eviction stops it with a checkpoint; the clocks of
@@ -197,9 +208,10 @@ class Spec(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel=f"has(self.image) || {trainer_has('has(c.image)')}",
-            message="no image: set spec.image, or the image of the trainer container in spec.template",
-            holds=lambda self: bool(self.image or self.trainer.get("image")),
+            cel=f"has(self.runtimeRef) || has(self.image) || {trainer_has('has(c.image)')}",
+            message="no image: set spec.image, or the image of the trainer container in spec.template, or"
+            " spec.runtimeRef",
+            holds=lambda self: bool(self.runtime_ref or self.image or self.trainer.get("image")),
             field="image",
         ),
         Rule(
@@ -209,10 +221,11 @@ class Spec(Model):
             field="image",
         ),
         Rule(
-            cel=f"has(self.entrypoint) || {trainer_has('has(c.command) && size(c.command) > 0')}",
+            cel="has(self.runtimeRef) || has(self.entrypoint)"
+            f" || {trainer_has('has(c.command) && size(c.command) > 0')}",
             message="nothing to run: set entrypoint.module or entrypoint.script, or the command of the template's "
             "container",
-            holds=lambda self: bool(self.entrypoint or self.trainer.get("command")),
+            holds=lambda self: bool(self.runtime_ref or self.entrypoint or self.trainer.get("command")),
             field="entrypoint",
         ),
         Rule(
@@ -224,23 +237,30 @@ class Spec(Model):
             field="entrypoint",
         ),
         Rule(
+            cel="!has(self.checkpoint) || has(self.checkpoint.volume) || has(self.runtimeRef)",
+            message="no volume for the checkpoints: set checkpoint.volume, or spec.runtimeRef",
+            holds=lambda self: not self.checkpoint or bool(self.checkpoint.volume or self.runtime_ref),
+            field="checkpoint.volume",
+        ),
+        Rule(
             cel=f"!has(self.checkpoint) || !({CONTAINERS})"
             " || self.template.spec.containers.all(c, !has(c.volumeMounts)"
-            " || c.volumeMounts.all(m, m.mountPath != self.checkpoint.mountPath"
-            " && m.mountPath + '/' != self.checkpoint.mountPath && m.mountPath != self.checkpoint.mountPath + '/'))",
+            f" || c.volumeMounts.all(m, m.mountPath != {MOUNT_PATH}"
+            f" && m.mountPath + '/' != {MOUNT_PATH} && m.mountPath != {MOUNT_PATH} + '/'))",
             message="a container of the template already mounts a volume at checkpoint.mountPath:"
             " remove that mount, or change mountPath",
             holds=lambda self: not self.checkpoint or self.checkpoint.mount_path.removesuffix("/") not in _mounts(self),
             field="checkpoint",
         ),
         Rule(
-            cel="!has(self.checkpoint) || !has(self.checkpoint.volume.claimTemplate)"
+            cel="!has(self.checkpoint) || !has(self.checkpoint.volume) || !has(self.checkpoint.volume.claimTemplate)"
             " || !('ReadWriteOncePod' in self.checkpoint.volume.claimTemplate.accessModes)"
             " || self.replicas + self.spares <= 1",
             message="several pods can't mount a ReadWriteOncePod claim: write ReadWriteMany in"
             " checkpoint.volume.claimTemplate.accessModes",
             holds=lambda self: (
                 self.checkpoint is None
+                or self.checkpoint.volume is None
                 or self.checkpoint.volume.claim_template is None
                 or "ReadWriteOncePod" not in self.checkpoint.volume.claim_template.access_modes
                 or self.replicas + self.spares <= 1
@@ -252,9 +272,9 @@ class Spec(Model):
             (
                 "spares",
                 "elastic",
+                "runtimeRef",
                 "processesPerPod",
                 "processesFrom",
-                "backend",
                 "entrypoint",
                 "image",
                 *shorthands.FIELDS,
@@ -266,8 +286,10 @@ class Spec(Model):
                 "kubeflowProgress",
                 "hangDetection",
                 "progressDeadlineSeconds",
+                "successPolicy",
             ),
         ),
+        immutable("backend", default="auto"),
         checkpoint_is_kept(),
         restart_is_kept(),
         *REPLICAS,

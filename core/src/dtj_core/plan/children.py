@@ -61,7 +61,8 @@ def claim(job: Job) -> Object | None:
 
     Kubernetes deletes the claim with its owner. A claim that outlives the job has none.
     """
-    template = job.spec.checkpoint.volume.claim_template if job.spec.checkpoint else None
+    volume = job.spec.checkpoint.volume if job.spec.checkpoint else None
+    template = volume.claim_template if volume else None
     if template is None:
         return None
     spec: Object = {"accessModes": list(template.access_modes), "resources": {"requests": {"storage": template.size}}}

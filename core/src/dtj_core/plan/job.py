@@ -57,6 +57,11 @@ class Job:
             unreadable=unreadable,
         )
 
+    @property
+    def is_renderable(self) -> bool:
+        """Whether the pods follow from the spec: all of it can be read, and its runtime is in it."""
+        return self.unreadable is None and self.spec.runtime_ref is None
+
     @cached_property
     def spec_hash(self) -> str:
         """Digests of the part of the spec that shapes pods (shape.py).

@@ -49,6 +49,8 @@ class Observed:
 
     stateful_set: Object | None = None
     service: Object | None = None
+    runtime: Object | None = None
+    """The DistributedTrainingRuntime that the job's spec.runtimeRef names."""
     pods: tuple[Object, ...] = ()
     """All pods with the label names.LABEL_JOB of this job, including terminating ones."""
     agent: Object | None = None

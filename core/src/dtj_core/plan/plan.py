@@ -32,6 +32,7 @@ from dtj_core.plan import (
     rejected_field,
     restarts,
     running,
+    runtimes,
     startup_deadline,
     stuck_pods,
     suspend,
@@ -72,9 +73,13 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
         return Plan(status=stored)  # garbage collection deletes the children
     if (obj.get("spec") or {}).get("managedBy", names.CONTROLLER) != names.CONTROLLER:
         return Plan(status=stored)  # another controller runs the job
+    written, obj = obj, runtimes.effective(obj)
     if is_finished(stored):
         end = queueing.after_end(deadlines.after_end(obj, observed, now), obj, observed, now, settings)
         return stuck_pods.force_delete_overdue(end, obj, observed, now)
+    runtime = runtimes.take(obj, observed, now)
+    if runtime is not None:
+        return Plan(status={**stored, "runtime": runtime}, requeue_after=0)
     conditions = Conditions(obj["metadata"].get("generation", 1), now)
     try:
         job = Job.from_object(obj)
@@ -103,6 +108,8 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
     hold = queueing.find_hold(job, observed, now, settings) if job.unreadable is None else None
     if job.spec.suspend:
         wanted = suspend.suspend_job(job, observed, status, conditions, hint)
+        if children.are_gone(job, observed):
+            wanted = replace(wanted, status=runtimes.forget(written, wanted.status))
         wanted = replace(wanted, events=(*events.events_for_agent(stored, report), *wanted.events))
         wanted = replace(wanted, actions=(*wanted.actions, *queueing.while_suspended(job, observed, settings)))
     elif hold is not None:
@@ -221,7 +228,7 @@ def _reconcile_active(
     assert observed.stateful_set is not None
     if "deletionTimestamp" in observed.stateful_set["metadata"]:
         return Plan(status=status, requeue_after=suspend.WAIT_SECONDS)
-    if job.unreadable is None and children.is_outdated(job, observed.stateful_set):
+    if job.is_renderable and children.is_outdated(job, observed.stateful_set):
         message = "spec was changed while the job was suspended; recreating the pods"
         return suspend.delete_pods(job, observed, status, message, conditions)
     release = half_placed.until_release(job, group, job.status)
@@ -259,8 +266,8 @@ def _reconcile_active(
     )
     return Plan(
         actions=(
-            *(children.repairs(job, observed, group, wanted, now, settings) if job.unreadable is None else ()),
-            *(children.nudges(job, observed, group, now) if job.unreadable is None and not pause else ()),
+            *(children.repairs(job, observed, group, wanted, now, settings) if job.is_renderable else ()),
+            *(children.nudges(job, observed, group, now) if job.is_renderable and not pause else ()),
             *stuck_pods.delete_stuck_pods(group, report),
             *avoided_nodes.move_pods(job, observed.stateful_set, group, now),
             *queueing.while_active(job, observed, status, now, settings),
@@ -290,7 +297,8 @@ def _create_or_wait(
     """Creates the children, or waits for what is in the way."""
     if job.unreadable is not None:
         return _wait_for_matching_operator(job, status, conditions)
-    conflict = children.find_conflict(job, observed) or children.undecided_accelerator(job)
+    conflict = runtimes.missing(job, observed) or children.find_conflict(job, observed)
+    conflict = conflict or children.undecided_accelerator(job)
     if conflict is not None:
         return _wait_for(job, status, conflict, conditions)
     if children.pods_of_previous_run(observed):

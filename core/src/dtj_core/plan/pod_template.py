@@ -182,7 +182,7 @@ def _volumes(job: Job, trainer: Object) -> list[Object]:
         # container's memory limit.
         {"name": names.VOLUME_SHM, "emptyDir": {"medium": "Memory"} | _shm_limit(job)},
     ]
-    if job.spec.checkpoint:
+    if job.spec.checkpoint and job.spec.checkpoint.volume:
         volume = job.spec.checkpoint.volume
         source: Any
         if volume.claim_name is not None:

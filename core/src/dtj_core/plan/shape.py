@@ -69,6 +69,7 @@ FIELDS: dict[str, Any] = {
     "gang.podGroup": None,
     "gang.schedulerName": None,
     "gang.queue": None,
+    "successPolicy": "AllRanks",
 }
 _NAMES = {path: path.split(".") for path in FIELDS}
 DIGITS = 12

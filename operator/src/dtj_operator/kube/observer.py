@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from dtj_core.plan import runtimes
 from dtj_core.plan.conditions import is_finished
 from dtj_core.plan.model import Object, Observed
 from dtj_core.plan.workload import flavors_of, is_admitted
@@ -56,6 +57,7 @@ class Observer:
             pods=self._store.pods(key),
             workload=self._store.workload(key),
             kueue_served=self._store.serves_workloads(),
+            runtime=self._store.runtime(job),
         )
         if observed.stateful_set is None and observed.workload is not None and is_admitted(observed.workload):
             observed = replace(observed, flavors=await self._read_flavors(observed.workload))
@@ -63,7 +65,7 @@ class Observer:
             self.add_unlabelled(STATEFUL_SET, key)
         if key in self._unlabelled:
             observed = await self._with_unlabelled(key, observed)
-        heard = self._agents.observe(job, observed.stateful_set, observed.pods)
+        heard = self._agents.observe(runtimes.effective(job), observed.stateful_set, observed.pods)
         return replace(
             observed,
             agent=heard.page,

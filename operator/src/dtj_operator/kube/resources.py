@@ -35,6 +35,7 @@ class Resource:
 
 
 JOB = Resource(names.API_VERSION, names.KIND, names.PLURAL)
+RUNTIME = Resource(names.API_VERSION, names.RUNTIME_KIND, names.RUNTIME_PLURAL)
 STATEFUL_SET = Resource("apps/v1", "StatefulSet", "statefulsets")
 SERVICE = Resource("v1", "Service", "services")
 SECRET = Resource("v1", "Secret", "secrets")
@@ -51,8 +52,7 @@ LEASE = Resource("coordination.k8s.io/v1", "Lease", "leases")
 POD_GROUPS = tuple(Resource(version, "PodGroup", "podgroups") for version in API_VERSIONS.values())
 
 BY_KIND = {
-    resource.kind: resource
-    for resource in (JOB, STATEFUL_SET, SERVICE, SECRET, CLAIM, POD, NETWORK_POLICY, WORKLOAD)
+    resource.kind: resource for resource in (JOB, STATEFUL_SET, SERVICE, SECRET, CLAIM, POD, NETWORK_POLICY, WORKLOAD)
 }
 
 

@@ -96,11 +96,17 @@ class Reflector:
             await asyncio.sleep(self.state.pause(self._jitter()))
 
     def _retry(self, error: errors.KubeError, began: float) -> None:
+        is_missing = self._kind.in_cluster and isinstance(error, errors.ObjectNotFound | errors.Forbidden)
+        was_missing = is_missing and self.listed.is_set()
+        if is_missing:
+            # An older CRD, or no right beyond the namespaces: jobs that need no runtime must not wait for one.
+            self.listed.set()
         self.state.failed(self._clock() - began)
         self._observer.watch_failed(self._kind.resource.plural)
         what = "listed" if self.state.version is None else "watched"
         # A watch that breaks is routine; a row of failures is not.
-        level = logging.WARNING if self.state.failures > 1 or self.state.version is None else logging.INFO
+        is_news = self.state.failures > 1 or self.state.version is None
+        level = logging.WARNING if is_news and not was_missing else logging.INFO
         logger.log(level, "%s could not be %s; will retry: %s", self._kind.resource.plural, what, error)
 
     def _not_served(self) -> None:

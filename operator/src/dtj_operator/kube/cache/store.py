@@ -16,12 +16,30 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from dtj_contract import names
+from dtj_core.api.runtime import REF
 from dtj_core.plan.model import Object
-from dtj_operator.kube.cache.trim import trim_job, trim_pod, trim_service, trim_stateful_set, trim_workload
-from dtj_operator.kube.resources import JOB, POD, SERVICE, STATEFUL_SET, WORKLOAD, Resource, job_selector
+from dtj_operator.kube.cache.trim import (
+    trim_job,
+    trim_pod,
+    trim_runtime,
+    trim_service,
+    trim_stateful_set,
+    trim_workload,
+)
+from dtj_operator.kube.resources import (
+    JOB,
+    POD,
+    RUNTIME,
+    SERVICE,
+    STATEFUL_SET,
+    WORKLOAD,
+    Resource,
+    job_key,
+    job_selector,
+)
 
 Key = tuple[str, str]
-"""Namespace and name of a job."""
+"""Namespace and name of a job; of a runtime, which has no namespace, "" and its name."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +51,13 @@ class Kind:
     trim: Callable[[Object], Object]
     optional: bool = False
     """Whether the API server may not serve the kind, because its CRD is another project's."""
+    in_cluster: bool = False
+    """Whether its objects have no namespace. The operator also works where they are not served, or not allowed."""
 
 
 KINDS = (
     Kind(JOB, None, trim_job),
+    Kind(RUNTIME, None, trim_runtime, in_cluster=True),
     Kind(STATEFUL_SET, job_selector(), trim_stateful_set),
     Kind(SERVICE, job_selector(), trim_service),
     Kind(POD, job_selector(), trim_pod),
@@ -168,8 +189,8 @@ class Table:
 
     def _job_of(self, obj: Object) -> Key | None:
         metadata = obj["metadata"]
-        if self.kind.resource is JOB:
-            return metadata["namespace"], metadata["name"]
+        if self.kind.resource in (JOB, RUNTIME):
+            return _own_key(obj)
         job = (metadata.get("labels") or {}).get(names.LABEL_JOB)
         return None if job is None else (metadata["namespace"], job)
 
@@ -183,7 +204,7 @@ def is_same(one: Object, other: Object) -> bool:
 
 
 def _own_key(obj: Object) -> Key:
-    return obj["metadata"]["namespace"], obj["metadata"]["name"]
+    return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
 
 
 class Store:
@@ -197,6 +218,16 @@ class Store:
 
     def jobs(self) -> list[Object]:
         return [job for key in self.tables[JOB].keys() for job in self.tables[JOB].of_job(key)]  # noqa: SIM118
+
+    def runtime(self, job: Object) -> Object | None:
+        """Returns the runtime that the job refers to."""
+        name = (job["spec"].get(REF) or {}).get("name")
+        return None if name is None else self.tables[RUNTIME].get(("", name))
+
+    def referring_jobs(self, runtime: str) -> list[Key]:
+        """Returns the jobs that refer to this runtime and have not taken one."""
+        found = (job for job in self.jobs() if not (job.get("status") or {}).get("runtime"))
+        return [job_key(job) for job in found if (job["spec"].get(REF) or {}).get("name") == runtime]
 
     def child(self, resource: Resource, key: Key) -> Object | None:
         """Returns the job's child of this kind that has the job's name."""

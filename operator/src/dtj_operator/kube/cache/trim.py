@@ -48,6 +48,12 @@ def trim_job(job: Object) -> Object:
     return _shared_object({"apiVersion": names.API_VERSION, "kind": names.KIND} | job | {"metadata": metadata})
 
 
+def trim_runtime(runtime: Object) -> Object:
+    """Returns the runtime with its spec whole: a job that takes it copies the spec."""
+    kept = {"apiVersion": names.API_VERSION, "kind": names.RUNTIME_KIND, "metadata": _metadata(runtime)}
+    return _shared_object(kept | {"spec": runtime.get("spec") or {}})
+
+
 def trim_stateful_set(stateful_set: Object) -> Object:
     """Returns the StatefulSet: its spec whole, because a repair keeps what others have added to it."""
     kept = {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": _metadata(stateful_set)}
