@@ -71,7 +71,7 @@ def send(plane: ControlPlane, method: str, path: str, body: object = None, conte
 
 
 def watch(plane: ControlPlane, path: str, stop: threading.Event) -> Iterator[Any]:
-    """Yields the events of a watch until `stop` is set. A watch that the server ends goes on where it was."""
+    """Yields the events of a watch until `stop` is set. A watch that the server ends is continued."""
     version = ""
     while not stop.is_set():
         for event in _watch_once(plane, path, stop, version):
