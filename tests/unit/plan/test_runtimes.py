@@ -124,9 +124,9 @@ def test_finished_job_keeps_the_pods_and_time_that_its_runtime_gives() -> None:
 
 
 def test_agents_are_handed_the_budget_of_the_runtime() -> None:
-    budget = operator_message(runtimes.effective(taken()), (), NOW).budget
+    budget = operator_message(runtimes.effective(taken(restart={"windowSeconds": 60})), (), NOW).budget
     assert budget is not None
-    assert budget.max_restarts == 4
+    assert (budget.max_restarts, budget.window) == (4, 60)
 
 
 def test_running_job_without_status_and_runtime_is_left_alone() -> None:
@@ -136,3 +136,4 @@ def test_running_job_without_status_and_runtime_is_left_alone() -> None:
     child["metadata"] |= {"uid": "set-uid", "generation": 1}
     lost = look(six_lines({}), stateful_set=child)
     assert lost.actions == ()
+    assert waiting(lost)[0] == "PodsPending", "no deletion of its pods is announced"
