@@ -22,7 +22,7 @@ PER_NODE = 8
 """Ranks of a node where more than two nodes are modelled."""
 RANKS = (*MEASURED, 8, 16, 32, 64, 128, 256)
 CLAIMED = {2: 0.9, 4: 0.9, 8: 0.93, 256: 0.63}
-"""What other frameworks state, the highest for each number of ranks."""
+"""Efficiencies that other frameworks state: the highest for each number of ranks."""
 WORK = "benchmarks.simulation.work"
 NOTE = (
     "The steps are the fastest of all rounds, and half of the rounds lie in the range. "

@@ -178,7 +178,7 @@ def job_of(body: Object) -> Job:
 # --- the shape -------------------------------------------------------------------------------------------------------
 LIVE = {
     "suspend", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "startupDeadlineSeconds", "cleanPodPolicy",
-    "forceDeletePods", "managedBy",
+    "forceDeletePods", "managedBy", "halfPlacedSeconds",
 }  # fmt: skip
 LIVE_NESTED = {"maxRestarts", "windowSeconds", "maxRestartsWithoutProgress", "avoidNodes", "keep"}
 FROZEN = (
