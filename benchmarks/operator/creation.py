@@ -218,7 +218,7 @@ def _restart(plane: ControlPlane, system: System) -> dict[str, Any]:
 
     wait_until("the API server accepts a job", accepted, timeout=120)
     took = time.time() - began
-    wait_until("the new job has its children", lambda: "b99999" in waits.last and waits.complete(), timeout=120)
+    wait_until("the new job has its children", lambda: waits.complete() and "b99999" in waits.last, timeout=120)
     time.sleep(QUIET_SECONDS)
     cpu = cpu_seconds(system.pid)
     old = [event for event in audit.writes() if not event["objectRef"].get("name", "").startswith("b99999")]
