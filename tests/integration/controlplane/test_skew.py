@@ -44,7 +44,7 @@ def install_crd(plane: ControlPlane) -> Iterator[Callable[[Callable[[Schema], No
 
     The CRD of the repository is restored after the test.
     """
-    [path] = (ROOT / "crds").glob("*.yaml")
+    path = ROOT / "crds" / f"{names.GROUP}_{names.PLURAL}.yaml"
     ours = yaml.safe_load(path.read_text())
 
     def install(edit: Callable[[Schema], None]) -> None:
