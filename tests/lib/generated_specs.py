@@ -18,7 +18,7 @@ from tests.unit.api.specs import BAD, GOOD, MINIMAL
 Object = dict[str, Any]
 Path = tuple[str | int, ...]
 
-# What people write by mistake, and what a reader may not expect.
+# Mistakes of people, and values that a reader may not expect.
 VALUES: tuple[Any, ...] = (
     None, "", " ", "x", "X_y", "1", "1Gi", "0.5", "true", "a\nb", "a\n", "é", "\u0663", "\U0001f917", "a b", "/x",
     "/x/", "-", ".", "a.b", "dtj-x", "DTJ_X", "$(HOME)", "x" * 300, 0, -1, 1, 2, 3, 64, 65, 1024, 1025, 2**31 - 1,

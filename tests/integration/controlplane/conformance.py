@@ -26,7 +26,7 @@ TRIES = 5
 """Of a call that a busy API server does not answer."""
 SETTINGS = Settings(agent_image="dtj-operator:test", master_key=b"key")
 # `field` or "field" after `unknown field`, `Required value: field`, and the start of each cause of an Invalid.
-# What a message that only names the field lacks: the value to write, or what to do.
+# The cure in a message: the value to write, or what to do.
 _CURE = re.compile(
     r"unknown field|supported values|Required value|must be|must have|must not|must begin|should match|should be"
     r"|at least|at most|Too long|Too many|in body|set |remove|rename|choose|name the|create a new|write |can't be"
@@ -66,7 +66,7 @@ def as_sent(value: Any) -> Any:
 
 @dataclass
 class Verdicts:
-    """What became of the specs, and every disagreement."""
+    """The specs by verdict, and every disagreement."""
 
     accepted: list[tuple[str, Object]] = field(default_factory=list)
     """Name of the case, and the job as the API server would store it."""

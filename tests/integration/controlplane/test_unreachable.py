@@ -69,7 +69,7 @@ def test_agent_unreachable_appears_after_the_silence_and_goes_with_the_answer(
 
 
 @pytest.mark.timeout(300)
-def test_agents_with_another_key_are_told_from_silent_ones(
+def test_agents_with_another_key_have_a_reason_of_their_own(
     start_operator: Callable[..., Operator],
     submit: Callable[..., Any],
     objects: Objects,

@@ -338,7 +338,7 @@ def test_later_of_two_installations_that_overlap_waits(
 
 @virtually
 async def test_installation_acts_only_once_its_claim_was_looked_at() -> None:
-    """It holds its lease meanwhile, and no call of it that writes is sent."""
+    """The lease is held meanwhile, and no call that writes is sent."""
     server = LeaseServer()
     replica, _ = installation(server, "x")
     permit = replica.leadership._permit

@@ -68,10 +68,10 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("case", "spec", "message", "field"), CASES, ids=[row[0] for row in CASES])
 def test_rejection_names_the_field_of_the_job(case: str, spec: dict[str, Any], message: str, field: str) -> None:
-    told = explain(message, Job.from_object(job(**spec)), SETTINGS)
-    assert told is not None
-    assert told.startswith(message)
-    before, _, named = told.partition("; in the job: ")
+    explained = explain(message, Job.from_object(job(**spec)), SETTINGS)
+    assert explained is not None
+    assert explained.startswith(message)
+    before, _, named = explained.partition("; in the job: ")
     assert (before, field in named) == (message, True)
     if not field and case != "the template's image":
         assert named == "", "what the operator itself adds is no field of the job"
@@ -81,9 +81,9 @@ def test_rejection_names_the_field_of_the_job(case: str, spec: dict[str, Any], m
 def test_variable_has_the_index_that_the_user_gave_it(spec: dict[str, Any]) -> None:
     container = applied(**spec)["StatefulSet"]["spec"]["template"]["spec"]["containers"][0]
     place = next(index for index, entry in enumerate(container["env"]) if entry["name"] == "")
-    told = explain(f"{SET}containers[0].env[{place}].name: Required value", Job.from_object(job(**spec)), SETTINGS)
+    explained = explain(f"{SET}containers[0].env[{place}].name: Required value", Job.from_object(job(**spec)), SETTINGS)
     prefix = "spec" if "env" in spec else "spec.template.spec.containers[0]"
-    assert str(told).endswith(f"; in the job: {prefix}.env[1].name")
+    assert str(explained).endswith(f"; in the job: {prefix}.env[1].name")
 
 
 def test_variable_of_the_agent_is_no_field_of_the_job() -> None:

@@ -20,7 +20,7 @@ def test_conditions_change_as_the_table_has_it(row: Row) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_state_is_steady_until_something_else_is_observed(row: Row) -> None:
-    """The same observation, seen again later, changes no condition."""
+    """Checks that the same observation, seen again later, changes no condition."""
     world = row.state(**row.spec)
     row.cause(world)
     world.settle(NOW + row.seconds)

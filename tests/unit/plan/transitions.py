@@ -126,13 +126,13 @@ def nothing(world: Recorded) -> None:
 
 
 def up(world: Recorded, **fields: Any) -> None:
-    """All pods run, and their group too."""
+    """Shows pods that run, and their group too."""
     pods = tuple(pod(o, owner=world.set_uid) for o in range(3))
     world.see(pods=pods, agent=agent(**fields), agent_silent_seconds=0.0)
 
 
 def forming(world: Recorded) -> None:
-    """All pods run; no agent has begun an attempt."""
+    """Shows pods that run, and agents that have begun no attempt."""
     up(world, attempt=0, phase="Rendezvous", startTime=None)
 
 
@@ -147,7 +147,7 @@ def rendezvous(reason: str) -> Callable[[Recorded], None]:
 
 
 def lost(world: Recorded) -> None:
-    """Pod 1 is gone, and nothing shows why."""
+    """Removes pod 1, and nothing shows why."""
     pods = tuple(pod(o, owner=world.set_uid) for o in (0, 2))
     world.see(pods=pods, agent=agent(phase="Rendezvous", phaseReason="PodLost"))
 
@@ -157,13 +157,13 @@ def without_pods(world: Recorded) -> None:
 
 
 def deleted(world: Recorded) -> None:
-    """Somebody deletes pod 1, and its agent has left."""
+    """Deletes pod 1, whose agent has left."""
     pods = tuple(pod(o, owner=world.set_uid, deleted=o == 1) for o in range(3))
     world.see(pods=pods, agent=agent(phase="Rendezvous", phaseReason="PodLost"))
 
 
 def evicted(world: Recorded) -> None:
-    """Pod 1 is evicted, as its condition shows."""
+    """Evicts pod 1, as its condition shows."""
     gone = pod(1, owner=world.set_uid, deleted=True)
     disruption = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "drain"}
     gone["status"] = gone["status"] | {"conditions": [disruption]}
@@ -172,18 +172,18 @@ def evicted(world: Recorded) -> None:
 
 
 def children_deleted(world: Recorded) -> None:
-    """Somebody deletes the StatefulSet of a job."""
+    """Deletes the StatefulSet of a job, as a person would."""
     world.see(stateful_set=None, pods=(), agent=None)
 
 
 def children_terminate(world: Recorded) -> None:
-    """Somebody deletes the StatefulSet, and its pods still terminate."""
+    """Deletes the StatefulSet, whose pods still terminate."""
     pods = tuple(pod(o, owner=world.set_uid, deleted=True) for o in range(3))
     world.see(stateful_set=None, pods=pods, agent=None)
 
 
 def unscheduled(world: Recorded) -> None:
-    """No node has room for a pod, as times in the objects show."""
+    """Shows pods that no node has room for, with the times of their objects."""
     child = world.observed.stateful_set
     assert child is not None
     child["metadata"]["creationTimestamp"] = rfc3339(NOW)
@@ -242,13 +242,13 @@ def unreadable(world: Recorded) -> None:
 
 
 def readable(world: Recorded) -> None:
-    """Somebody installs the operator that can read the spec, as after an upgrade."""
+    """Makes the spec readable again, as an upgrade of the operator does."""
     assert world.job is not None
     del world.job["spec"]["backend"]
 
 
 def suspend_without_pods(world: Recorded) -> None:
-    """The job is suspended, and its pods go with the StatefulSet."""
+    """Suspends the job, whose pods go with the StatefulSet."""
     suspend(world)
     world.settle(NOW + 3)
     world.see(pods=())
