@@ -60,6 +60,7 @@ def resume(folder: str) -> None:
         checkpoint = CheckpointConfig(
             directory=root / own if own else None,
             every_steps=2,
+            asynchronous=False,
             resume_from=root / resume_from if resume_from else None,
         )
         trainer.config = TrainerConfig(
