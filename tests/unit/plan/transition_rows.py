@@ -47,6 +47,9 @@ def row(state: Any, cause: Any, *expected: str, seconds: float = 4.0, **spec: An
 
 ROWS = (
     row(unwritten, forming, "Running - False Rendezvous"),
+    row(unwritten, up, "Running - True WorkersRunning"),
+    row(unwritten, finished(), "Complete - True AllWorkersSucceeded", "Running - False AllWorkersSucceeded"),
+    row(unwritten, all_failed, "Failed - True RestartBudgetSpent", "Running - False RestartBudgetSpent"),
     row(pending, unscheduled, "Failed - True StartupDeadlineExceeded", seconds=100.0, startupDeadlineSeconds=50),
     row(running, children_terminate, "Running True False PodsPending"),
     row(restarting, children_terminate, "Restarting True False PodsPending"),
