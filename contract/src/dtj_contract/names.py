@@ -287,11 +287,12 @@ class Reason:
 
     # life of a job
     CREATED = "ChildrenCreated"
-    LAUNCHER_REMOVED = "LauncherRemoved"  # torchrun, accelerate launch or deepspeed, out of the command
+    LAUNCHER_REMOVED = "LauncherRemoved"  # the agents start the ranks instead of torchrun, for example
     LAUNCHER_KEPT = "LauncherKept"
     PODS_PENDING = "PodsPending"
     UNSCHEDULABLE = "Unschedulable"
-    QUEUED = "Queued"  # Kueue has not admitted the job, or a scheduling gate holds the pods back
+    # Kueue has not admitted the job, or a scheduling gate holds the pods back
+    QUEUED = "Queued"
     # Kueue takes the quota back: the pods are deleted, and the job queues again.
     EVICTED_BY_QUEUE = "EvictedByQueue"
     HALF_PLACED = "HalfPlaced"  # pods gave nodes back, because others found none
@@ -388,18 +389,6 @@ ACTION_RESTART_ELSEWHERE = "RestartElsewhere"
 ACTION_RESTART_FREE = "RestartFree"
 ACTION_FAIL = "Fail"
 RULE_ACTIONS = (ACTION_RESTART, ACTION_RESTART_ELSEWHERE, ACTION_RESTART_FREE, ACTION_FAIL)
-# The reasons that a failure can have when the rules are read.
-RULE_REASONS = (
-    Reason.WORKER_FAILED, Reason.OOM_KILLED, Reason.WORKER_STUCK, Reason.AGENT_CRASHED, Reason.AGENT_TERMINATED,
-    Reason.CONNECTION_LOST, Reason.POD_LOST, Reason.POD_DELETED, Reason.POD_EVICTED, Reason.PREEMPTED, Reason.NODE_LOST,
-    Reason.NO_RESTART_EXIT_CODE, Reason.ENTRYPOINT_NOT_FOUND, Reason.IMPORT_FAILED, Reason.SCRIPT_ERROR,
-    Reason.USAGE_ERROR, Reason.FILE_NOT_FOUND, Reason.WORKER_HUNG, Reason.STRAGGLER,
-)  # fmt: skip
-RULE_SIGNALS = (
-    "SIGABRT", "SIGALRM", "SIGBUS", "SIGFPE", "SIGHUP", "SIGILL", "SIGINT", "SIGKILL", "SIGPIPE", "SIGQUIT", "SIGSEGV",
-    "SIGSYS", "SIGTERM", "SIGTRAP", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGXFSZ",
-)  # fmt: skip
-MAX_RULES = 32
 # Restarts in a row that cost budget, without a new step or checkpoint, before the job fails.
 MAX_WITHOUT_PROGRESS = 20
 # How long the group waits for the operator to replace the pod of a RestartElsewhere.

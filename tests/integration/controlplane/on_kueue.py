@@ -9,7 +9,8 @@ import pytest
 
 from hack.cluster.controlplane import ControlPlane
 from tests.integration.controlplane import kueue
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, outcome, running, wait_until
+from tests.integration.controlplane.kubelet import Kubelet
+from tests.integration.controlplane.support import Agents, Objects, Operator, outcome, running, wait_until
 
 pytestmark = pytest.mark.controlplane
 

@@ -14,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dtj_contract import names
 from hack.cluster.controlplane import ControlPlane
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, change, outcome, wait_until
+from tests.integration.controlplane.kubelet import Kubelet
+from tests.integration.controlplane.support import Agents, Objects, Operator, change, outcome, wait_until
 
 Start = Callable[..., Operator]
 JOBS = names.PLURAL

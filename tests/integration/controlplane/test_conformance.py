@@ -18,7 +18,8 @@ from dtj_contract import names
 from hack.cluster.controlplane import ControlPlane
 from tests.integration.controlplane.conformance import Conformance, complete
 from tests.integration.controlplane.history import History
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, running, wait_until
+from tests.integration.controlplane.kubelet import Kubelet
+from tests.integration.controlplane.support import Agents, Objects, Operator, running, wait_until
 from tests.lib.generated_specs import spec_of
 from tests.unit.api.specs import BAD, GOOD
 

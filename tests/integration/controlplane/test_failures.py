@@ -19,10 +19,10 @@ from hack.cluster import gobuild
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.versions import CONTROL_PLANE
 from tests.integration.controlplane.conftest import install_crds
+from tests.integration.controlplane.kubelet import Kubelet
 from tests.integration.controlplane.support import (
     SERVICE_ACCOUNT,
     Agents,
-    Kubelet,
     Objects,
     Operator,
     change,

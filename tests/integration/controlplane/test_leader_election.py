@@ -18,10 +18,10 @@ from dtj_contract import names
 from dtj_operator import rbac
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.shell import ProvisionError
+from tests.integration.controlplane.kubelet import Kubelet
 from tests.integration.controlplane.support import (
     CLAIMS,
     Agents,
-    Kubelet,
     Objects,
     Operator,
     running,

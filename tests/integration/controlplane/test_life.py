@@ -14,9 +14,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dtj_contract import names
+from tests.integration.controlplane.kubelet import Kubelet
 from tests.integration.controlplane.support import (
     Agents,
-    Kubelet,
     Objects,
     Operator,
     change,

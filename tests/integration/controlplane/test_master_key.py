@@ -12,7 +12,8 @@ from dtj_contract import names
 from dtj_core.plan.agent_keys import agent_key
 from dtj_core.plan.model import Settings
 from hack.cluster.controlplane import ControlPlane
-from tests.integration.controlplane.support import MASTER_KEY, Agents, Kubelet, Objects, Operator, running, wait_until
+from tests.integration.controlplane.kubelet import Kubelet
+from tests.integration.controlplane.support import MASTER_KEY, Agents, Objects, Operator, running, wait_until
 
 NEW_KEY = b"fedcba9876543210fedcba9876543210"
 NEEDING = "dtj_previous_key_jobs"

@@ -17,9 +17,9 @@ import yaml
 from dtj_contract import names
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.shell import ProvisionError
+from tests.integration.controlplane.kubelet import Kubelet
 from tests.integration.controlplane.support import (
     Agents,
-    Kubelet,
     Objects,
     Operator,
     change,

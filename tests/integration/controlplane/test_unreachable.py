@@ -11,7 +11,8 @@ import pytest
 from hack.cluster.controlplane import ControlPlane
 from tests.integration.controlplane.hasty import UNREACHABLE_SECONDS
 from tests.integration.controlplane.history import History
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, running, wait_until
+from tests.integration.controlplane.kubelet import Kubelet
+from tests.integration.controlplane.support import Agents, Objects, Operator, running, wait_until
 
 HASTY = ("-m", "tests.integration.controlplane.hasty")
 

@@ -18,10 +18,10 @@ import yaml
 
 from dtj_contract import names
 from hack.cluster.controlplane import ControlPlane
+from tests.integration.controlplane.kubelet import Kubelet
 from tests.integration.controlplane.support import (
     SERVICE_ACCOUNT,
     Agents,
-    Kubelet,
     Objects,
     Operator,
     bind,

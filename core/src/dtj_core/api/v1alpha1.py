@@ -15,6 +15,7 @@ from dtj_core.api import accelerators, launcher, shorthands
 from dtj_core.api.base_model import INT32_MAX, Model, OpenModel, Rule
 from dtj_core.api.checkpoint import Checkpoint
 from dtj_core.api.elastic import Elastic
+from dtj_core.api.entrypoint import Entrypoint, ModuleName
 from dtj_core.api.gang import Gang
 from dtj_core.api.hang import HangDetection
 from dtj_core.api.network import Network
@@ -23,7 +24,7 @@ from dtj_core.api.restart import RestartSettings
 from dtj_core.api.runtime_ref import RuntimeRef
 from dtj_core.api.shorthands import CONTAINERS, trainer_has
 from dtj_core.api.status import Status
-from dtj_core.api.template import Argument, find_trainer_container
+from dtj_core.api.template import find_trainer_container
 from dtj_core.api.update_rules import REPLICAS, checkpoint_is_kept, fixed, immutable, restart_is_kept
 
 __all__ = ["DistributedTrainingJob", "Spec", "find_trainer_container"]
@@ -34,32 +35,9 @@ NAME_LENGTH = 52
 # Pattern of a Service name, the strictest one of the children.
 NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 MOUNT_PATH = f"(has(self.checkpoint.mountPath) ? self.checkpoint.mountPath : '{names.DEFAULT_CHECKPOINT_DIR}')"
-_MODULE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 _QUEUE = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 # As spec.managedBy of a Kubernetes Job.
 _CONTROLLER = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9._~-]+$"
-ModuleName = Annotated[str, StringConstraints(max_length=256, pattern=_MODULE)]
-
-
-class Entrypoint(Model):
-    """Script or module that every rank runs: `python3 -u SCRIPT ARGS…` or `python3 -u -m MODULE
-    ARGS…`.
-    """
-
-    script: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
-    """Path of a Python file in the image."""
-    module: Annotated[str, StringConstraints(max_length=1024, pattern=_MODULE)] | None = None
-    """Python module in the image, as for `python3 -m`."""
-    args: list[Argument] = Field(default=[], max_length=512)
-    """Arguments of the script or module."""
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            cel="has(self.script) != has(self.module)",
-            message="set exactly one of script (a path) and module (as in python3 -m)",
-            holds=lambda self: (self.script is None) != (self.module is None),
-        ),
-    )
 
 
 def _mounts(spec: Spec) -> list[str]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import replace
 
 from dtj_contract import names
 from dtj_contract.names import Reason
-from dtj_core.api import launcher
 from dtj_core.api.claim_template import claim_name
-from dtj_core.plan import agent_keys, avoided_nodes, network_policy, pod_group, shape
+from dtj_core.plan import agent_keys, network_policy, pod_group, shape
 from dtj_core.plan import workload as workloads
 from dtj_core.plan.agent_keys import agent_key
 from dtj_core.plan.job import Job
-from dtj_core.plan.model import Annotate, Apply, Nudge, Object, Observed, Settings
-from dtj_core.plan.placement import Placement, place, read_placement
+from dtj_core.plan.model import Apply, Nudge, Object, Observed, Settings
+from dtj_core.plan.placement import Placement, place
 from dtj_core.plan.pod_template import pod_template
 from dtj_core.plan.pod_waits import Cause
 from dtj_core.plan.times import rfc3339, unix
@@ -50,7 +48,7 @@ def secret(job: Job, settings: Settings, child: Object | None = None) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": _metadata(job, job.secret_name),
+        "metadata": metadata(job, job.secret_name),
         "type": "Opaque",
         "data": {names.SECRET_KEY: base64.b64encode(key.encode()).decode()},
     }
@@ -68,17 +66,17 @@ def claim(job: Job) -> Object | None:
     spec: Object = {"accessModes": list(template.access_modes), "resources": {"requests": {"storage": template.size}}}
     if template.storage_class_name is not None:
         spec["storageClassName"] = template.storage_class_name
-    metadata = _metadata(job, claim_name(job.name))
+    own = metadata(job, claim_name(job.name))
     if template.when_deleted == "Retain":
-        del metadata["ownerReferences"]
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+        del own["ownerReferences"]
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": own, "spec": spec}
 
 
 def service(job: Job, settings: Settings) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(job, job.name),
+        "metadata": metadata(job, job.name),
         "spec": {
             "clusterIP": "None",
             # The agents look each other up before any of them is ready.
@@ -113,7 +111,7 @@ def stateful_set(
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": _metadata(job, job.name) | {"annotations": annotations, "labels": _labels_for_queue(job, settings)},
+        "metadata": metadata(job, job.name) | {"annotations": annotations, "labels": _labels_for_queue(job, settings)},
         "spec": {
             "replicas": job.pod_count if pods is None else pods,
             "serviceName": job.name,
@@ -138,8 +136,8 @@ def all_children(
     Attempts of a new run are numbered above all earlier ones.
     """
     floor = job.status.get("attempt", 0) + 1
-    policy = network_policy.network_policy(job, settings, _metadata(job, job.policy_name))
-    group = pod_group.pod_group(job, _metadata(job, job.name))
+    policy = network_policy.network_policy(job, settings, metadata(job, job.policy_name))
+    group = pod_group.pod_group(job, metadata(job, job.name))
     return (
         secret(job, settings),
         *(() if policy is None else (policy,)),
@@ -152,7 +150,7 @@ def all_children(
 def workload(job: Job, settings: Settings) -> Apply:
     """Returns the creation of the Workload that queues the job, after a dry run of a pod."""
     pods = stateful_set(job, settings, job.status.get("attempt", 0) + 1)
-    body = workloads.workload(job, _metadata(job, job.name), pods["spec"]["template"])
+    body = workloads.workload(job, metadata(job, job.name), pods["spec"]["template"])
     return Apply(body=body, if_missing=True, pods_of=pods)
 
 
@@ -200,40 +198,6 @@ def _made_for(pod: Object) -> str:
     return next((str(entry.get("value") or "") for entry in env), "")
 
 
-def repairs(
-    job: Job, observed: Observed, pods: tuple[Object, ...], wanted: int, now: float, settings: Settings
-) -> tuple[Apply | Annotate, ...]:
-    """Returns the children that somebody deleted or changed, as they should be.
-
-    `wanted`: the number of pods that the StatefulSet should have now.
-
-    No repair restarts a running pod. No repair is tried while the API server rejects one. A
-    training that runs needs none of them, so it continues without.
-    """
-    if observed.rejection or observed.refusal:
-        return ()
-    found: list[Apply | Annotate] = []
-    if any(is_waiting_for_volumes(pod, job, now) for pod in pods):
-        # The Secret may have been deleted. RBAC does not let the operator read Secrets, so create
-        # it if missing, with the key that its agents have. Never overwrite it: that key may be of an
-        # older master key than the operator knows.
-        found.append(Apply(body=_for_create(secret(job, settings, observed.stateful_set)), if_missing=True))
-    if observed.service is None or _is_edited_service(observed.service, service(job, settings)):
-        found.append(Apply(body=service(job, settings)))
-    child = observed.stateful_set
-    if child is not None:
-        edited = child["spec"].get("replicas") != wanted or _is_edited(child)
-        avoided = avoided_nodes.active_nodes(job.status, now)
-        moved = avoided_nodes.excluded_nodes(child["spec"].get("template") or {}) != avoided
-        if edited or moved or _applied_hash(child) is None:
-            # The pods that a job has may fill its quota, which would reject another one in a dry run.
-            adds_pods = wanted > child["spec"].get("replicas", 1)
-            found.append(Apply(body=_repaired(job, child, settings, avoided, wanted), adds_pods=adds_pods))
-        else:
-            found += network_policy.updates(job, child, settings, _metadata(job, job.policy_name))
-    return tuple(found)
-
-
 def nudges(job: Job, observed: Observed, pods: tuple[Object, ...], now: float) -> tuple[Nudge, ...]:
     """Returns a nudge if pods of the StatefulSet have been missing for a while.
 
@@ -246,96 +210,9 @@ def nudges(job: Job, observed: Observed, pods: tuple[Object, ...], now: float) -
     metadata = child["metadata"]
     if (child.get("status") or {}).get("observedGeneration", 0) < metadata.get("generation", 1):
         return ()
-    last = unix(_annotation(child, names.ANNOTATION_NUDGED)) or unix(metadata.get("creationTimestamp"))
+    last = unix(annotation(child, names.ANNOTATION_NUDGED)) or unix(metadata.get("creationTimestamp"))
     due = last is not None and now - last >= NUDGE_SECONDS
     return (Nudge(stateful_set=child, time=rfc3339(now)),) if due else ()
-
-
-def _repaired(job: Job, child: Object, settings: Settings, avoided: tuple[str, ...], pods: int) -> Object:
-    """Returns the StatefulSet as it should be, with the agent image of its running pods.
-
-    A group has one agent version. All pods of an elastic group begin with the same size, and the
-    agents learn of a new size from the operator's message. Fields that somebody has added and the
-    operator does not write (a node selector where there was none) stay.
-    """
-    image = _annotation(child, names.ANNOTATION_AGENT_IMAGE) or _live_agent_image(child) or settings.agent_image
-    floor = job.status.get("attempt", 0) + 1
-    body = stateful_set(job, replace(settings, agent_image=image), floor, avoided, pods, read_placement(child))
-    if job.spec.elastic is not None:
-        _keep_variables(body, child, job.trainer_container)
-    _keep_launcher(body, child, job.trainer_container)
-    written = body["metadata"]["annotations"]
-    written[names.ANNOTATION_REPAIRED] = str(child["metadata"].get("generation", 1))
-    # A repair leaves the policy and the key as they are.
-    for name in (names.ANNOTATION_NETWORK_POLICY, names.ANNOTATION_AGENT_KEY):
-        written.pop(name, None)
-        if _annotation(child, name):
-            written[name] = _annotation(child, name)
-    return body
-
-
-def _keep_variables(body: Object, child: Object, container: str) -> None:
-    """Replaces what scaling would change in the template of `body` by what the StatefulSet `child` has."""
-    live = {
-        entry.get("name"): entry.get("value")
-        for entry in _find_container(child, container).get("env") or ()
-        if entry.get("name") in (names.ENV_REPLICAS, names.ENV_GENERATION, names.ENV_ATTEMPT_FLOOR)
-    }
-    for entry in _find_container(body, container)["env"]:
-        if live.get(entry["name"]) is not None:
-            entry["value"] = live[entry["name"]]
-
-
-def _keep_launcher(body: Object, child: Object, container: str) -> None:
-    """Keeps the launcher with which the pods of `child` run, because an older version did not take it out."""
-    live, new = _find_container(child, container), _find_container(body, container)
-    command = live.get("command") or []
-    if "--" not in command or not launcher.find(command[command.index("--") + 1 :] or [""])[0]:
-        return
-    new["command"] = command
-    own = [entry.get("value") for entry in live.get("env") or () if entry.get("name") == names.ENV_PROCESSES_PER_POD]
-    for entry in new["env"]:
-        if entry["name"] == names.ENV_PROCESSES_PER_POD and own:
-            entry["value"] = own[0]
-
-
-def _find_container(stateful_set: Object, name: str) -> Object:
-    containers = stateful_set["spec"].get("template", {}).get("spec", {}).get("containers") or ()
-    return next((each for each in containers if each.get("name") == name), {})
-
-
-def _is_edited(child: Object) -> bool:
-    """Returns whether somebody has edited the spec since it was created or last repaired.
-
-    Generations are counted because specs can't be compared: the API server fills in defaults, an
-    admission plugin may change what is applied, and another version of the operator renders another
-    template. None of these may lead to an apply at every look. Undoing an edit raises the
-    generation by one or leaves it.
-    """
-    undone = _annotation(child, names.ANNOTATION_REPAIRED)
-    generation = child["metadata"].get("generation", 1)
-    return bool(generation > (int(undone) if undone.isdecimal() else 0) + 1)
-
-
-def _is_edited_service(child: Object, wanted: Object) -> bool:
-    """Returns whether one of the two fields differs that the agents need to find each other."""
-    return any(child["spec"].get(field) != wanted["spec"][field] for field in ("selector", "publishNotReadyAddresses"))
-
-
-def _live_agent_image(child: Object) -> str:
-    containers = child["spec"].get("template", {}).get("spec", {}).get("initContainers") or ()
-    return next((str(c.get("image") or "") for c in containers if c.get("name") == names.INIT_CONTAINER), "")
-
-
-def _for_create(child: Object) -> Object:
-    """Returns `child` for a create, which has another field manager than our applies.
-
-    A later job of this name may apply its Secret before this one is garbage-collected. That apply
-    can't remove an owner reference of another manager, and an object with two controllers is
-    rejected: so this owner is no controller.
-    """
-    owners = [owner | {"controller": False} for owner in child["metadata"]["ownerReferences"]]
-    return child | {"metadata": child["metadata"] | {"ownerReferences": owners}}
 
 
 def is_waiting_for_volumes(pod: Object, job: Job, now: float) -> bool:
@@ -369,7 +246,7 @@ def is_outdated(job: Job, child: Object) -> bool:
     A spec can change only while the job is suspended, and so can the size of a job that is not
     elastic.
     """
-    applied = _applied_hash(child)
+    applied = applied_hash(child)
     free = {"replicas"} if job.spec.elastic is not None else set()
     return applied is not None and shape.shapes_differ(applied, job.spec_hash, free)
 
@@ -406,15 +283,18 @@ def undecided_accelerator(job: Job) -> Cause | None:
     return Cause(Reason.ACCELERATOR_UNDECIDED, question + remedy)
 
 
-def _applied_hash(child: Object) -> str | None:
-    return _annotation(child, names.ANNOTATION_SPEC_HASH) or None
+def applied_hash(child: Object) -> str | None:
+    """Returns the shape of the spec that a StatefulSet was created from."""
+    return annotation(child, names.ANNOTATION_SPEC_HASH) or None
 
 
-def _annotation(child: Object, name: str) -> str:
+def annotation(child: Object, name: str) -> str:
+    """Returns an annotation; "" if there is none."""
     return str((child["metadata"].get("annotations") or {}).get(name, ""))
 
 
-def _metadata(job: Job, name: str) -> Object:
+def metadata(job: Job, name: str) -> Object:
+    """Returns the metadata of a child."""
     return {
         "name": name,
         "namespace": job.namespace,

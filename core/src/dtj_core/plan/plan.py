@@ -30,6 +30,7 @@ from dtj_core.plan import (
     progress,
     queueing,
     rejected_field,
+    repairs,
     restarts,
     running,
     runtimes,
@@ -266,7 +267,7 @@ def _reconcile_active(
     )
     return Plan(
         actions=(
-            *(children.repairs(job, observed, group, wanted, now, settings) if job.is_renderable else ()),
+            *(repairs.repairs(job, observed, group, wanted, now, settings) if job.is_renderable else ()),
             *(children.nudges(job, observed, group, now) if job.is_renderable and not pause else ()),
             *stuck_pods.delete_stuck_pods(group, report),
             *avoided_nodes.move_pods(job, observed.stateful_set, group, now),
