@@ -105,7 +105,7 @@ def stateful_set(
     pod_group.join(job, template)
     annotations = {names.ANNOTATION_SPEC_HASH: job.spec_hash, names.ANNOTATION_AGENT_IMAGE: settings.agent_image}
     annotations[names.ANNOTATION_AGENT_KEY] = agent_keys.digest(agent_key(job.uid, settings))
-    annotations |= network_policy.annotations(job, settings)
+    annotations |= network_policy.policy_annotations(job, settings)
     if placed := placement.encode():
         annotations[names.ANNOTATION_PLACEMENT] = placed
     return {

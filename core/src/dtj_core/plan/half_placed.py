@@ -126,7 +126,7 @@ def _tries(status: Object) -> int:
 def _unplaced_since(pod: Object) -> float | None:
     """Returns since when the scheduler finds no node for the pod; None if that is not so."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
-    found = next((c for c in conditions if c.get("type") == "PodScheduled"), {})
+    found: Object = next((c for c in conditions if c.get("type") == "PodScheduled"), {})
     if found.get("status") != "False" or found.get("reason") != "Unschedulable" or _is_terminating(pod):
         return None
     return unix(found.get("lastTransitionTime")) or unix(pod["metadata"].get("creationTimestamp"))

@@ -34,7 +34,7 @@ def network_policy(job: Job, settings: Settings, metadata: Object) -> Object | N
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}
 
 
-def annotations(job: Job, settings: Settings) -> dict[str, str]:
+def policy_annotations(job: Job, settings: Settings) -> dict[str, str]:
     """Returns the annotation of a StatefulSet whose policy is applied."""
     spec = _spec(job, settings)
     return {} if spec is None else {names.ANNOTATION_NETWORK_POLICY: _digest(spec)}
@@ -43,7 +43,7 @@ def annotations(job: Job, settings: Settings) -> dict[str, str]:
 def updates(job: Job, child: Object, settings: Settings, metadata: Object) -> tuple[Apply | Annotate, ...]:
     """Returns what brings the policy of a running job up to date. `child`: its StatefulSet."""
     known = (child["metadata"].get("annotations") or {}).get(names.ANNOTATION_NETWORK_POLICY)
-    wanted = annotations(job, settings)
+    wanted = policy_annotations(job, settings)
     policy = network_policy(job, settings, metadata)
     if policy is None or known is None or known == wanted[names.ANNOTATION_NETWORK_POLICY]:
         return ()

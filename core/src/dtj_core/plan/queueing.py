@@ -139,8 +139,8 @@ def hold_job(
     for kind in (names.SUSPENDED, names.RESTARTING, names.RUNNING):
         if kind == names.RUNNING or is_true(status, kind):
             status = conditions.set(status, kind, False, cause.reason, cause.message)
-    kind = "Normal" if cause.reason == Reason.QUEUED else "Warning"
-    event = Event(type=kind, reason=cause.reason, message=cause.message)
+    is_routine = cause.reason == Reason.QUEUED
+    event = Event(type="Normal" if is_routine else "Warning", reason=cause.reason, message=cause.message)
     events = () if old_reason == cause.reason else (event,)
     return Plan(actions=hold.actions, status=status, events=events, requeue_after=hold.again)
 

@@ -70,7 +70,7 @@ def _topology_request(template: Object) -> Object:
         request["unconstrained"] = True
     level, size = (annotations.get(name) for name in _SLICE)
     if level and str(size or "").isdecimal():
-        request |= {"podSetSliceRequiredTopology": level, "podSetSliceSize": int(size)}
+        request |= {"podSetSliceRequiredTopology": level, "podSetSliceSize": int(str(size))}
     # Kueue fills one domain after the other in the order of this label: neighbouring ranks are near each other.
     return request and request | {"podIndexLabel": names.LABEL_POD_INDEX}
 
