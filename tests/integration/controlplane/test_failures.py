@@ -150,7 +150,7 @@ def test_sigterm_lets_the_running_reconcile_finish_and_exits_0(
 def test_rbac_rights_are_exactly_the_used_ones(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
-    operator = start_operator("--resync-seconds", "2").ready()
+    operator = start_operator("--resync-seconds", "2", "--job-network-policy-from", "[]").ready()
     jobs = submit("kept"), submit("brief", ttlSecondsAfterFinished=1)  # its StatefulSet may be deleted with it
     for job in jobs:
         name = job["metadata"]["name"]
