@@ -248,7 +248,7 @@ def test_budget_raised_while_the_job_runs_reaches_the_agent_and_recreates_no_pod
     wait_until("the job runs", lambda: objects.condition("j", "Running"))
     pods = {pod["metadata"]["uid"] for pod in objects.list("pods")}
     generation = objects.get("statefulsets", "j")["metadata"]["generation"]
-    objects.change(JOBS, "j", lambda job: job["spec"]["restart"].update(maxRestarts=77))
+    objects.change(JOBS, "j", lambda job: job["spec"].update(restart={"maxRestarts": 77}))
     raised = wait_until(
         "the agent has the new budget",
         lambda: (found := agents.handed_over.budget) and found.max_restarts == 77 and found,
