@@ -32,7 +32,8 @@ EXACT = [method for method in WITH_FEEDBACK if method != "auto"]
 BUCKETED = {"ddp": DdpConfig(bucket_cap_mb=0.05), "ddp_scratch": DdpScratchConfig(bucket_cap_mb=0.05)}
 """Buckets of three matrices, so that a step has several."""
 OPTIONS: dict[str, Any] = {
-    "rank": 2, "ratio": 0.05, "min_elements": 256, "warmup_steps": 0, "rules": [LayerRule(names="[3b]*.weight", rank=5)],
+    "rank": 2, "ratio": 0.05, "min_elements": 256, "warmup_steps": 0,
+    "rules": [LayerRule(names="[3b]*.weight", rank=5)],
 }  # fmt: skip
 
 

@@ -15,7 +15,17 @@ from dtj_operator.kube import undeclared_fields
 from dtj_operator.kube.cache.cache import Cache
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.observer import Observer
-from dtj_operator.kube.resources import BY_KIND, JOB, POD, SERVICE, STATEFUL_SET, Resource, job_key, resource_of
+from dtj_operator.kube.resources import (
+    BY_KIND,
+    JOB,
+    POD,
+    POD_GROUPS,
+    SERVICE,
+    STATEFUL_SET,
+    Resource,
+    job_key,
+    resource_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +127,11 @@ class PlanExecutor:
         except errors.KubeError as error:
             if action.if_missing and isinstance(error, errors.Conflict):
                 return  # already created
+            if resource in POD_GROUPS and isinstance(error, errors.ObjectNotFound):
+                missing = f"spec.gang: the API server has no PodGroup of {resource.api_version}"
+                raise Rejected(
+                    f"{missing}: install its scheduler's CRDs, or remove spec.gang", permanent=False
+                ) from error
             checks_pods = resource is STATEFUL_SET or action.pods_of is not None
             _raise_rejection(error, permanent=checks_pods and is_permanent(error))
         self._cache.answer(resource, applied)
