@@ -62,7 +62,7 @@ def install(plane: ControlPlane) -> Iterator[Callable[[Path], None]]:
     """Installs the CRD of a tree. The one of this tree is there again after the test."""
 
     def put(tree: Path) -> None:
-        [path] = (tree / "crds").glob("*.yaml")
+        path = tree / "crds" / "training.dtj.dev_distributedtrainingjobs.yaml"
         spec = yaml.safe_load(path.read_text())["spec"]
         change(plane, CRD, lambda stored: stored.update(spec=spec))
         fields = len(spec["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"])
