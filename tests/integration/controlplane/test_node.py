@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.controlplane.kubelet import Kubelet
-from tests.integration.controlplane.support import Agents, Objects, Operator, change, wait_until
+from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, change, wait_until
 
 IMPATIENT = (str(Path(__file__).parent / "impatient.py"),)
 NODES = "/api/v1/nodes"

@@ -218,13 +218,12 @@ class Listener:
 
     def __init__(self, group: Group, ordinal: int, authorization: str = "") -> None:
         self.connection = http.client.HTTPConnection("127.0.0.1", group.ports[ordinal], timeout=PATIENCE)
-        self.authorization = authorization
+        self.headers = {"Authorization": authorization or token()}
         self.version = ""
         self.sockets: set[int] = set()
 
     def ask(self, wait: int = MAX_WAIT_SECONDS) -> dict[str, Any]:
-        headers = {"Authorization": self.authorization or token()}
-        self.connection.request("GET", f"/status?after={self.version}&wait={wait}", headers=headers)
+        self.connection.request("GET", f"/status?after={self.version}&wait={wait}", headers=self.headers)
         assert self.connection.sock is not None
         self.sockets.add(self.connection.sock.getsockname()[1])
         with self.connection.getresponse() as answer:

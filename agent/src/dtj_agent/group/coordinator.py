@@ -33,7 +33,6 @@ from dtj_agent.group.lifecycle import PHASE_RENDEZVOUS, PHASE_RUNNING, PHASE_STO
 from dtj_agent.group.messages import DONE, FINISHED, IDLE, Message, Now
 from dtj_agent.group.restart_policy import Fail
 from dtj_agent.group.roster import Peer, Roster, listed
-from dtj_agent.group.success_policy import SuccessPolicy
 from dtj_agent.group.witnesses import Witnesses
 from dtj_contract.names import Reason
 from dtj_contract.operator_message import OperatorMessage
@@ -58,7 +57,6 @@ class Coordinator:
         self.roster = Roster(spec)
         self.lifecycle = AttemptLifecycle(spec, self.roster, history, self.outbox, now)
         self.policy = self.lifecycle.policy
-        self._success = SuccessPolicy(spec.success_policy)
         witnesses = Witnesses(self.roster)
         self.formation = Formation(spec, self.roster, witnesses, self.outbox, now)
         self.ending = Ending(spec, self.formation, self.roster, witnesses, self.outbox)
@@ -142,7 +140,6 @@ class Coordinator:
         if newer is not None:
             self.lifecycle.continue_from(newer)
         self.roster.add(Peer(conn, hello, now))
-        self._success.heard(hello)
         final = self.ending.met(hello, self._known_attempt) if self.outcome is None else None
         if final is not None:
             self._finish(final)
@@ -166,7 +163,6 @@ class Coordinator:
         if peer is None:
             return []
         peer.hears(message, now)
-        self._success.heard(message)
         kind = message["type"]
         if kind == "event":
             self.goodput.event(message["event"], now)
@@ -262,7 +258,7 @@ class Coordinator:
     # --- what follows ---------------------------------------------------------------------------------------------
 
     def _advance(self, now: Now) -> List[Effect]:
-        if self.outcome is None and self._success.is_met(self.lifecycle, self._known_attempt):
+        if self.phase == PHASE_RUNNING and self.lifecycle.attempt.is_done:
             self._succeed(now)
         if self.phase == PHASE_RUNNING:
             self.lifecycle.resize(self.formation.due(self.lifecycle.attempt, self.history, now), now)
@@ -356,7 +352,8 @@ class Coordinator:
         self.lifecycle.start(attempt, chosen, {"epoch": self.epoch.number, "leader": self.ordinal}, now)
         self._sent_revision = self.history.revision
         self._send_all(self.roster.in_state(IDLE), self._history_message())
-        self.outbox.log("attempt %d starts on %s" % (attempt, listed([peer.pod for peer in chosen], len(chosen))))
+        pods = listed([peer.pod for peer in chosen], len(chosen))
+        self.outbox.log("attempt %d starts on %s" % (attempt, pods))
 
     # --- the job ends ---------------------------------------------------------------------------------------------
 
@@ -366,7 +363,9 @@ class Coordinator:
         return max(self.history.attempt, 0 if self.outcome is None else outcome.ended_attempt(self.outcome))
 
     def _succeed(self, now: Now) -> None:
-        self._end(outcome.SUCCEEDED, *self._success.describe(self.lifecycle.attempt), None, now)
+        attempt = self.lifecycle.attempt
+        text = "all %d workers of attempt %d exited with 0" % (attempt.world_size, attempt.number)
+        self._end(outcome.SUCCEEDED, Reason.SUCCEEDED, text, None, now)
 
     def _is_charged_out(self, now: Now) -> bool:
         """Charges the deferred failure, if any. Returns whether it ends the job, now or soon."""

@@ -39,8 +39,7 @@ class Cluster:
     """
 
     def __init__(self, *, kubeconfig: str | None, context: str | None, namespace: str | None) -> None:
-        import kubernetes.client  # takes half a second
-        import kubernetes.config
+        import kubernetes  # takes half a second
 
         client: Any = kubernetes.client
         config: Any = kubernetes.config

@@ -1,1 +1,0 @@
-"""How much the operator costs and how fast it is with many jobs, beside other operators."""
