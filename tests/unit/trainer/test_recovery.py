@@ -129,6 +129,6 @@ def test_attempt_that_lost_its_lease_commits_nothing_and_exits(tmp_path: Path) -
         taken_at = history(directory)[-1]["step"]
         codes = group.wait()
     assert all(code not in (0, None) for code in codes)
-    assert "attempt 2 owns" in group.output(), "the rank that notices first reports it"
+    assert "attempt 2 owns" in group.everything(), "the rank that notices first reports it"
     newest = max(int(p.name.removeprefix("step-")) for p in directory.glob("step-*"))
     assert newest <= taken_at
