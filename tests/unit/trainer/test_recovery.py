@@ -125,7 +125,8 @@ def test_attempt_that_lost_its_lease_commits_nothing_and_exits(tmp_path: Path) -
     command = [*DIGITS, "--checkpoint-dir", str(directory), "--checkpoint-every", "10", "--step-time-ms", "40"]
     with ranks(2, command, tmp_path, DTJ_ATTEMPT="1") as group:
         group.wait_until(lambda: (directory / "step-00000010").is_dir())
-        (directory / "attempt").write_text("2")
+        (tmp_path / "attempt").write_text("2")
+        (tmp_path / "attempt").replace(directory / "attempt")  # a rank must not read half of it
         taken_at = history(directory)[-1]["step"]
         codes = group.wait()
     assert all(code not in (0, None) for code in codes)
