@@ -7,7 +7,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -87,6 +87,19 @@ def render(table: Table, rows: Rows, circumstances: str) -> str:
         if arm not in rows:
             out.append("| " + " | ".join([arm, "not measured yet", *[""] * (len(head) - 2)]) + " |")
     return "\n".join([*out, "", f"{table.note} {circumstances}".strip(), ""])
+
+
+def markdown(
+    title: str, columns: Mapping[str, Literal["left", "right"]], rows: Iterable[Sequence[str]], *notes: str
+) -> str:
+    """Returns a table as Markdown: a title, a row for each of `rows`, and paragraphs below.
+
+    `columns`: the heads, each with the side to which its cells are aligned.
+    """
+    sides = ["---:" if side == "right" else "---" for side in columns.values()]
+    lines = ["| " + " | ".join(cells) + " |" for cells in (list(columns), *rows)]
+    out = [f"**{title}**", "", lines[0], "|" + "|".join(sides) + "|", *lines[1:]]
+    return "\n".join([*out, *(line for note in notes for line in ("", note)), ""])
 
 
 def circumstances(trials: int, extra: str = "") -> str:

@@ -31,6 +31,10 @@ def main() -> int:
     if args.render:
         REPORT.update_readme()
         return 0
+    rates = {"speed": set(LINKS), "levels": set(LINKS), "auto": set(choice.LINKS)}
+    for what in args.what or ALL:
+        if unknown := set(args.link or ()) - rates.get(what, set(args.link or ())):
+            p.error(f"--link {min(unknown)}: {what} has tables for {', '.join(map(str, sorted(rates[what])))}")
     for what in args.what or ALL:
         if what == "speed":
             how = circumstances(args.trials, "gloo, 2 ranks on 2 nodes, a core each")

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from benchmarks.ledger import Trial
-from benchmarks.report import Page
+from benchmarks.report import Page, markdown
 
 KEY, TITLE = "pauses", "False alarms of hang detection"
+COLUMNS: dict[str, Literal["left", "right"]] = {
+    "arm": "left", "minutes": "right", "pauses": "left", "steps": "right", "false alarms": "right", "target": "left",
+}  # fmt: skip
 COUNTS = ("failures", "restarts", "events")
 
 
 def render(circumstances: str, trials: Sequence[Trial]) -> str:
     """Returns the table as Markdown: a row for each run."""
-    out = [
-        f"**{TITLE}**",
-        "",
-        "| arm | minutes | pauses | steps | false alarms | target |",
-        "|---|---:|---|---:|---:|---|",
-    ]
+    rows = []
     for trial in trials:
         pauses = ", ".join(f"{count} x {kind}" for kind, count in trial["pauses"].items())
         found = "; ".join(f"{trial[count]} {count}" for count in COUNTS if trial[count]) or "0"
         met = "met" if found == "0" and trial["seconds"] is not None else "missed"
         ended = "" if trial["seconds"] is not None else " (not to its end)"
-        cells = [trial["arm"], f"{trial['minutes']:g}{ended}", pauses, f"{trial['steps']:,}", found, f"0: {met}"]
-        out.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*out, "", circumstances, ""])
+        rows.append([trial["arm"], f"{trial['minutes']:g}{ended}", pauses, f"{trial['steps']:,}", found, f"0: {met}"])
+    return markdown(TITLE, COLUMNS, rows, circumstances)
 
 
 class Report(Page):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from benchmarks.communication import link
 from benchmarks.ledger import Ledger, Trial
+from benchmarks.report import markdown
 from dtj.simulate.model import Setup, step
 from dtj.simulate.network import Link, Network
 from dtj.simulate.profile import parse
@@ -100,14 +101,9 @@ def efficiencies(trials: Sequence[Trial]) -> Iterator[Efficiency]:
 
 def render(circumstances: str, trials: Sequence[Trial]) -> str:
     """Returns the table as Markdown."""
-    out = [
-        f"**{TITLE}**",
-        "",
-        "| ranks | measured | half of the rounds | modelled, ring | modelled, hierarchical | others state |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    for row in efficiencies(trials):
-        cells = [
+    heads = ("measured", "half of the rounds", "modelled, ring", "modelled, hierarchical", "others state")
+    rows = [
+        [
             str(row.ranks),
             "" if row.measured is None else f"{100 * row.measured:.0f} %",
             "" if row.quartiles is None else " to ".join(f"{100 * each:.0f}" for each in row.quartiles) + " %",
@@ -115,5 +111,6 @@ def render(circumstances: str, trials: Sequence[Trial]) -> str:
             f"{100 * row.levels:.0f} %",
             f"{100 * CLAIMED[row.ranks]:.0f} %" if row.ranks in CLAIMED else "",
         ]
-        out.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*out, "", f"{NOTE} {circumstances}", ""])
+        for row in efficiencies(trials)
+    ]
+    return markdown(TITLE, {"ranks": "left", **dict.fromkeys(heads, "right")}, rows, f"{NOTE} {circumstances}")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.ledger import Trial
-from benchmarks.report import Page
+from benchmarks.report import Page, markdown
 from benchmarks.simulation import efficiency
 from benchmarks.simulation.points import POINTS
 
@@ -30,30 +30,21 @@ def errors(trials: Sequence[Trial]) -> dict[str, tuple[float, float, float, floa
 
 def render(circumstances: str, trials: Sequence[Trial]) -> str:
     """Returns the table as Markdown: a row for each point, and the mean and the worst error below."""
-    out = [
-        f"**{TITLE}**",
-        "",
-        "| point | rounds | measured ms | slowest ms | modelled ms | error |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    found = errors(trials)
+    found, rows, notes = errors(trials), [], []
     for name, (real, slowest, model, error) in found.items():
         count = sum(trial["arm"] == name for trial in trials)
-        cells = [
-            name,
-            str(count),
-            *(f"{1000 * value:.1f}" for value in (real, slowest, model)),
-            f"{100 * error:+.1f} %",
-        ]
-        out.append("| " + " | ".join(cells) + " |")
+        seconds = (f"{1000 * value:.1f}" for value in (real, slowest, model))
+        rows.append([name, str(count), *seconds, f"{100 * error:+.1f} %"])
     sizes = [abs(error) for _, _, _, error in found.values()]
     if sizes:
         verdicts = [
             f"{name} error {100 * value:.1f} % (≤ {100 * target:g} %: {'met' if value <= target else 'missed'})"
             for name, value, target in (("mean", statistics.mean(sizes), MEAN), ("worst", max(sizes), WORST))
         ]
-        out += ["", f"{len(sizes)} points: {', '.join(verdicts)}."]
-    return "\n".join([*out, "", f"{NOTE} {circumstances}", ""])
+        notes.append(f"{len(sizes)} points: {', '.join(verdicts)}.")
+    heads = ("rounds", "measured ms", "slowest ms", "modelled ms", "error")
+    columns = {"point": "left", **dict.fromkeys(heads, "right")}
+    return markdown(TITLE, columns, rows, *notes, f"{NOTE} {circumstances}")
 
 
 TABLES = {KEY: render, efficiency.KEY: efficiency.render}
