@@ -51,14 +51,26 @@ test-e2e: venv cluster-ready ## run the tests on kind: install the chart, kill r
 	@$(TESTS) e2e --durations=30 -- -s -m e2e tests/e2e tests/integration
 
 .PHONY: test-long
-test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults, and the trainer's tests with the other torch
+test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults, 10,000 specs, frameworks, Kueue, another torch and Kubernetes
 	@DTJ_SIMULATOR_SEEDS=$(or $(SEEDS),100000) $(PY) -m pytest -q -n 2 tests/unit/agent/test_simulator.py
 	@DTJ_PLANNER_SEEDS=$(or $(PLANNER_SEEDS),20000) $(PY) -m pytest -q -n 2 tests/unit/operator/test_simulator.py
 	@for group in plain spare elastic; do $(PY) -m tests.chaos --slow --faults $(or $(FAULTS),300) --group $$group || exit 1; done
 	@$(PY) -m tests.chaos --slow --faults $(or $(TORCH_FAULTS),100) --group torch
 	@$(CLUSTER) bin promtool >/dev/null
 	@$(PY) -m pytest -q tests/integration/chart/on_promtool.py
+	@$(CLUSTER) bin >/dev/null && $(CLUSTER) bin kueue >/dev/null
+	@$(PY) -m pytest -q tests/integration/controlplane/on_kueue.py tests/integration/controlplane/on_upgrade.py
+	@DTJ_SPECS=$(or $(SPECS),10000) $(PY) -m pytest -q tests/integration/controlplane/test_conformance.py
+	@$(MAKE) --no-print-directory test-oldest
 	@./hack/test_long.sh
+	@./hack/frameworks.sh
+
+# kubectl, etcd and the controllers' programs of the other version are entries of their own in the cache.
+.PHONY: test-oldest
+test-oldest: export K8S_VERSION = $(shell sed -n 's/^OLDEST_KUBERNETES = "\(.*\)"/\1/p' hack/cluster/versions.py)
+test-oldest: venv ## run the control-plane tests on the oldest Kubernetes that is supported, built from its Go modules
+	@$(CLUSTER) bin etcd kube-apiserver kube-controller-manager kubectl >/dev/null
+	@$(TESTS) oldest $(SPREAD) -- -m controlplane tests/integration/controlplane
 
 .PHONY: chaos-kind
 chaos-kind: venv cluster-up deploy ## stop nodes, kubelets, pods and the API server of kind under a job, and print the recoveries
@@ -84,6 +96,12 @@ benchmark-pauses: venv ## run a script that pauses for 30 minutes and count fals
 benchmark-group: venv ## let all members of groups of 64 to 4,096 fail at once; update its README (20 minutes)
 	@$(PY) -m benchmarks.group --trials $(or $(TRIALS),20) --out benchmarks/group/results.json
 	@$(PY) -m benchmarks.group --render
+
+.PHONY: benchmark-operator
+benchmark-operator: venv ## run 1,000 jobs under the operator, JobSet and the Training Operator; update its README (1 hour; builds both)
+	@$(CLUSTER) bin etcd kube-apiserver kube-controller-manager >/dev/null
+	@$(PY) -m benchmarks.operator --jobs $(or $(JOBS),1000) --trials $(or $(TRIALS),3) --out benchmarks/operator/results.json
+	@$(PY) -m benchmarks.operator --render
 
 .PHONY: benchmark-communication
 benchmark-communication: venv ## time compressed gradients on a shaped link (as root), and train with them; update its README (2 hours)

@@ -18,7 +18,8 @@ SOURCES = ("contract/src", "core/src", "agent/src", "client/src")
 sys.path[:0] = [str(ROOT), *(str(ROOT / folder) for folder in SOURCES)]  # no install needed
 
 from dtj.convert import pages  # noqa: E402 (needs the path above)
-from dtj_core.api import crd, docs  # noqa: E402 (needs the path above)
+from dtj_contract import names  # noqa: E402 (needs the path above)
+from dtj_core.api import crd, docs, runtime_crd  # noqa: E402 (needs the path above)
 from hack import chart_readme, dashboard  # noqa: E402
 from hack.version import stamped  # noqa: E402
 
@@ -34,6 +35,8 @@ def outputs(chart_copy: Path) -> dict[Path, str]:
     return {
         ROOT / "crds" / f"{crd.NAME.partition('.')[2]}_{crd.NAME.partition('.')[0]}.yaml": definition,
         chart_copy: definition,
+        ROOT / "crds" / f"{runtime_crd.NAME.partition('.')[2]}_{names.RUNTIME_PLURAL}.yaml": runtime_crd.render(),
+        ROOT / "charts/dtj-operator/files/crd-runtimes.yaml": runtime_crd.render(),
         ROOT / "docs/reference/api.md": docs.render(),
         **{ROOT / "docs/migrate" / name: text for name, text in pages.render().items()},
         ROOT / "charts/dtj-operator/README.md": chart_readme.render(ROOT / "charts/dtj-operator/values.yaml"),

@@ -13,7 +13,7 @@ from pathlib import Path
 from hack.cluster import baseimage, cluster, gobuild
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.shell import ProvisionError
-from hack.cluster.versions import CLIENTS, CONTROL_PLANE, TOOLS
+from hack.cluster.versions import CLIENTS, CONTROL_PLANE, PARTNERS, TOOLS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,7 +63,7 @@ def _run(options: argparse.Namespace) -> None:
             cluster.heal_network()
         case "bin":
             names = options.names or dict.fromkeys(CONTROL_PLANE + CLIENTS)
-            unknown = sorted(set(names) - set(TOOLS))
+            unknown = sorted(set(names) - set(TOOLS) - set(PARTNERS))
             if unknown:
                 raise ProvisionError(f"unknown: {', '.join(unknown)}; known: {', '.join(TOOLS)}")
             print(gobuild.bin_folder(names))

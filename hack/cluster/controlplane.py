@@ -19,7 +19,7 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -48,12 +48,15 @@ class ControlPlane:
         audit_log: bool = True,
         controllers: str = "*",
         ready_timeout: float = 60,
+        flags: Mapping[str, Mapping[str, object]] | None = None,
     ) -> None:
+        """`flags` are added to those of a process, by its name, and replace those of the same name."""
         self.bin_dir = Path(bin_dir)
         self.data_dir = Path(data_dir)
         self.audit_log = self.data_dir / "audit.log" if audit_log else None
         self.controllers = controllers
         self.ready_timeout = ready_timeout
+        self.flags = flags or {}
         self.started_in = 0.0
         self.kubeconfig = self.data_dir / "admin.kubeconfig"
         self.url = ""
@@ -164,6 +167,10 @@ class ControlPlane:
             raise ProvisionError(f"{method} {path}: {status} {text[:500]}")
         return json.loads(text)
 
+    def connection(self, timeout: float) -> http.client.HTTPSConnection:
+        """Returns a connection of the administrator, for callers that send many requests on one."""
+        return http.client.HTTPSConnection("127.0.0.1", self._api_port, context=self._tls, timeout=timeout)
+
     def audit_events(self) -> list[dict[str, Any]]:
         """Returns every answered request so far. The server writes the log before it sends the response."""
         if self.audit_log is None or not self.audit_log.exists():
@@ -227,6 +234,7 @@ class ControlPlane:
         self._spawn("kube-controller-manager", flags)
 
     def _spawn(self, name: str, flags: dict[str, object]) -> None:
+        flags = {**flags, **self.flags.get(name, {})}
         program = self.bin_dir / name
         if not program.exists():
             raise ProvisionError(f"no {program}; `python3 -m hack.cluster bin` builds it and prints the folder")
@@ -263,7 +271,7 @@ class ControlPlane:
             return 0
 
     def _call(self, method: str, path: str, body: object, timeout: float) -> tuple[int, str]:
-        connection = http.client.HTTPSConnection("127.0.0.1", self._api_port, context=self._tls, timeout=timeout)
+        connection = self.connection(timeout)
         try:
             text = None if body is None else json.dumps(body)
             connection.request(method, path, text, {"Content-Type": "application/json"} if text else {})

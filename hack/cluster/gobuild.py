@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hack.cluster import cache, toolchain
 from hack.cluster.shell import ProvisionError, log, run
-from hack.cluster.versions import TOOLS, Tool
+from hack.cluster.versions import PARTNERS, TOOLS, Tool
 
 # Raise this number when a change of this file changes the programs.
 RECIPE = 1
@@ -28,11 +28,16 @@ BUILD_TIMEOUT = 3000
 
 def binary(name: str) -> Path:
     """Returns the program's path in the cache; builds it if it is missing."""
-    tool = TOOLS.get(name)
+    tool = TOOLS.get(name) or PARTNERS.get(name)
     if tool is None:
         raise ProvisionError(f"unknown program {name}; known: {', '.join(TOOLS)}")
-    folder = cache.entry("go", f"{name}-{tool.version}-{_key(tool)}", lambda aside: _build(tool, aside))
-    return folder / name
+    return program(tool)
+
+
+def program(tool: Tool) -> Path:
+    """Returns the path of a program that need not be one of the cluster's."""
+    folder = cache.entry("go", f"{tool.name}-{tool.version}-{_key(tool)}", lambda aside: _build(tool, aside))
+    return folder / tool.name
 
 
 def bin_folder(names: Iterable[str]) -> Path:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
-KUBERNETES = "1.36.3"
+OLDEST_KUBERNETES = "1.30.14"
+"""The oldest version that is tested: `make test-long` runs the control-plane tests on it."""
+# Programs of another version are cache entries of their own, so both versions stay built.
+KUBERNETES = os.environ.get("K8S_VERSION") or "1.36.3"
 CONTAINERD = "2.3.4"
 COREDNS = "1.14.7"
 KIND = "0.33.0"
 DEBIAN = "bookworm"
+KUEUE = "0.17.0"
 # The toolchain to download where `go` on PATH is missing or older than Kubernetes requires.
 GO_MINIMUM = (1, 26)
 GO_TOOLCHAIN = "1.26.6"
@@ -72,6 +78,8 @@ def _cni(name: str, folder: str) -> Tool:
     module = "github.com/containernetworking/plugins"
     return Tool(name, module, "v1.9.1", f"{module}/plugins/{folder}/{name}")
 
+
+_PROGRAMS = Path(__file__).parent / "programs"
 
 _ETCD_MAIN = """package main
 
@@ -192,6 +200,12 @@ TOOLS = {
         Tool("glua", "github.com/yuin/gopher-lua", "v1.1.1", "github.com/yuin/gopher-lua/cmd/glua"),
         Tool("pause", "", "v1", ".", main=_PAUSE_MAIN),
     )
+}
+
+# Other projects' controllers, for tests beside our operator. No part of the cluster depends on them.
+PARTNERS = {
+    tool.name: tool
+    for tool in (Tool("kueue", "sigs.k8s.io/kueue", f"v{KUEUE}", ".", main=(_PROGRAMS / "kueue.go").read_text()),)
 }
 
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dtj_agent.group import member
-from dtj_agent.group.member import Identity, Member, WorkerExit
+from dtj_agent.group.member import Identity, Member
 from dtj_agent.group.messages import Message, Now
+from dtj_agent.group.worker_exit import WorkerExit
 from dtj_agent.net.coordinator_link import CoordinatorLink
 from dtj_agent.net.descriptors import make_room
 from dtj_agent.net.loop import Loop

@@ -11,8 +11,9 @@ from dtj_agent.group import effects, member
 from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.history import History
-from dtj_agent.group.member import Identity, Member, WorkerExit
+from dtj_agent.group.member import Identity, Member
 from dtj_agent.group.messages import Message, Now, check
+from dtj_agent.group.worker_exit import WorkerExit
 
 DELAY_SECONDS = 0.005
 COST_SECONDS = 150e-6

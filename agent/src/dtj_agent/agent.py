@@ -20,8 +20,9 @@ from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.hang_watch import HangSettings
 from dtj_agent.group.history import History
-from dtj_agent.group.member import Identity, Member, WorkerExit
+from dtj_agent.group.member import Identity, Member
 from dtj_agent.group.messages import RUNNING, Message, Now
+from dtj_agent.group.worker_exit import WorkerExit
 from dtj_agent.leadership import Leadership
 from dtj_agent.net import descriptors
 from dtj_agent.net.coordinator_link import CoordinatorLink
@@ -34,6 +35,7 @@ from dtj_agent.pages.routes import pages
 from dtj_agent.pages.status_waits import StatusWaits
 from dtj_agent.settings import Address, AgentSettings
 from dtj_agent.worker_shell import WorkerShell
+from dtj_agent.workers import launchers
 from dtj_contract import names
 from dtj_contract.agent_status import AgentStatus
 from dtj_contract.operator_message import OperatorMessage
@@ -46,7 +48,7 @@ class Agent:
     """One pod's agent. `run` returns the exit code."""
 
     def __init__(self, settings: AgentSettings, environ: Mapping[str, str], loop: Loop) -> None:
-        self.settings = settings
+        self.settings = settings = launchers.fit(settings)
         self.loop = loop
         self.output = PodOutput(settings.checkpoint_dir, settings.pod)
         self.log = self.output.log
@@ -276,6 +278,7 @@ def identity(settings: AgentSettings, incarnation: str) -> Identity:
         settings.address,
         settings.grace,
         settings.stop_grace,
+        settings.success_policy,
     )
 
 
@@ -300,6 +303,7 @@ def read_group_spec(settings: AgentSettings) -> GroupSpec:
         elastic=settings.elastic,
         has_volume=settings.checkpoint_dir is not None,
         grace=settings.grace,
+        success_policy=settings.success_policy,
     )
 
 

@@ -69,6 +69,12 @@ class AgentSettings(NamedTuple):
     spares: int = 0
     elastic: Optional[ElasticLimits] = None
     """None: every attempt has `replicas` pods."""
+    launched: int = 0
+    """Ranks that a launcher in the command shall start in this pod; 0: the command is no launcher."""
+    kubeflow: bool = True
+    """Whether this agent takes the progress that Kubeflow's clients send."""
+    success_policy: str = names.SUCCESS_ALL
+    """AllRanks or Rank0."""
 
     def peer(self, ordinal: int) -> Address:
         """Returns name and port of another agent: from the template, or from the list by ordinal."""
@@ -139,6 +145,8 @@ def parse(environ: Mapping[str, str], command: Sequence[str]) -> AgentSettings:
         generation=_integer(environ, names.ENV_GENERATION, least=0, default=0),
         spares=_integer(environ, names.ENV_SPARES, least=0, default=0),
         elastic=_elastic(environ),
+        kubeflow=environ.get(names.ENV_KUBEFLOW_PROGRESS) != names.KUBEFLOW_NEVER,
+        success_policy=_choice(environ, names.ENV_SUCCESS_POLICY, (names.SUCCESS_ALL, names.SUCCESS_RANK_0)),
     )
     for other in range(settings.peer_count):
         # A wrong entry must be an error now, not when that peer is first called.

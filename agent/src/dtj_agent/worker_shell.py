@@ -8,12 +8,14 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from dtj_agent.files.pod_output import PodOutput
-from dtj_agent.group.member import Spawn, WorkerExit
+from dtj_agent.group.member import Spawn
+from dtj_agent.group.worker_exit import WorkerExit
 from dtj_agent.net.loop import Loop
+from dtj_agent.net.progress_server import ProgressServer
 from dtj_agent.settings import AgentSettings
 from dtj_agent.store.host import StoreHost
 from dtj_agent.store.master_port import PortHolder
-from dtj_agent.workers import error_file, extension_locks, launchers, python_command, worker_env
+from dtj_agent.workers import error_file, extension_locks, kubeflow, python_command, worker_env
 from dtj_agent.workers.rank_watch import RankWatch
 from dtj_agent.workers.report_socket import ReportSocket
 from dtj_agent.workers.stacks import StackFiles
@@ -39,7 +41,7 @@ class WorkerShell:
         self._loop = loop
         self._settings = settings
         self._environ = dict(environ)
-        if launchers.is_launcher(settings.command):
+        if settings.launched:
             self._environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
         self._log = output.log
 
@@ -47,6 +49,8 @@ class WorkerShell:
         self._ports.renew()
         self._reports = ReportSocket(loop, settings.state_dir)
         self._reports.on_news = lambda: self.on_reports()
+        self._progress = self._progress_server()
+        self._own_ranks = range(0)
         self.stacks = StackFiles(os.path.join(os.path.abspath(settings.state_dir), names.STACK_FOLDER))
         self._supervisor = Supervisor(loop, is_init=os.getpid() == 1)
         self._supervisor.on_exit = self._on_worker_exit
@@ -100,6 +104,7 @@ class WorkerShell:
         """
         settings = self._settings
         self._reports.begin(spawn.attempt)
+        self._own_ranks = self.ranks(spawn)
         self._open_store(spawn)
         if spawn.attempt > 1:
             for path in extension_locks.remove_stale_locks(extension_locks.folder(self._environ)):
@@ -116,8 +121,14 @@ class WorkerShell:
                 settings, self._environ, spawn, local_rank, self._reports.path, error_path, self.stacks.path(rank)
             )
             environments[rank].update(started)
+            environments[rank].update(worker_env.launcher_environment(settings, spawn, self._environ))
+            if self._progress is not None:
+                environments[rank].update(self._progress.environment(spawn.attempt, rank, environments[rank]))
             if checkpoint_keep is not None and settings.checkpoint_dir:
                 environments[rank][names.ENV_CHECKPOINT_KEEP] = str(checkpoint_keep)
+        if settings.launched:
+            text = "the command is a launcher: one is started in each pod, with %s as PET_NPROC_PER_NODE"
+            self._log(text % environments[ranks[0]]["PET_NPROC_PER_NODE"])
         world_size = spawn.nodes * settings.processes
         self._log("attempt %d: starting ranks %d to %d of %d" % (spawn.attempt, ranks[0], ranks[-1], world_size))
         self.watch.begin()
@@ -137,7 +148,30 @@ class WorkerShell:
         if self._warm is not None:
             self._warm.close()
         self._reports.close()
+        if self._progress is not None:
+            self._progress.close()
         self._store.end()
+
+    # --- the progress that Kubeflow's clients send ------------------------------------------------
+
+    def _progress_server(self) -> Optional[ProgressServer]:
+        """Returns the server; None if the job turns it off, names a server of its own, or there is no room for one."""
+        if not self._settings.kubeflow or names.KUBEFLOW_URL in self._environ:
+            return None
+        try:
+            return ProgressServer(self._loop, self._settings.state_dir, self._take_progress)
+        except OSError as error:
+            self._log("the progress of Kubeflow's clients is not taken: %s" % error)
+            return None
+
+    def _take_progress(self, attempt: int, rank: int, body: bytes) -> bool:
+        report = kubeflow.parse(body, attempt, rank)
+        if report is None:
+            return False
+        # Whatever a process here sends, it speaks for ranks of this pod and attempt alone.
+        if attempt == self.attempt and rank in self._own_ranks:
+            self._reports.add(report)
+        return True
 
     # --- the warm process -------------------------------------------------------------------------
 
@@ -152,7 +186,7 @@ class WorkerShell:
         if not settings.warm or sys.platform != "linux":
             return None
         command = python_command.parse(settings.command)
-        if launchers.is_launcher(settings.command):
+        if settings.launched:
             command = python_command.Unsuitable("the command is a launcher, which starts the ranks itself")
         if isinstance(command, python_command.Unsuitable):
             if command.why:

@@ -60,6 +60,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $pairs | join "," | default "none" -}}
 {{- end -}}
 
+{{/* Who may reach the agents' port of every job: the operator, and the peers of the values. */}}
+{{- define "dtj-operator.jobPeers" -}}
+{{- $namespace := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) -}}
+{{- $pods := dict "matchLabels" (include "dtj-operator.selectorLabels" . | fromYaml) -}}
+{{- $operator := dict "namespaceSelector" $namespace "podSelector" $pods -}}
+{{- concat (list $operator) .Values.jobNetworkPolicy.ingressFrom | toJson -}}
+{{- end -}}
+
 {{- define "dtj-operator.serviceAccountName" -}}
 {{- if .Values.serviceAccount.create -}}
 {{- .Values.serviceAccount.name | default (include "dtj-operator.fullname" .) -}}
@@ -70,6 +78,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- define "dtj-operator.masterKeySecret" -}}
 {{- .Values.masterKey.existingSecret | default (printf "%s-master-key" (include "dtj-operator.fullname" .)) -}}
+{{- end -}}
+
+{{- define "dtj-operator.metricsSecret" -}}
+{{- .Values.metrics.authentication.existingSecret | default (printf "%s-metrics-tls" (include "dtj-operator.fullname" .)) -}}
+{{- end -}}
+
+{{- define "dtj-operator.metricsHost" -}}
+{{- printf "%s-metrics.%s.svc" (include "dtj-operator.fullname" .) .Release.Namespace -}}
 {{- end -}}
 
 {{/* Binds a Role for leases to the operator's account. */}}
@@ -154,10 +170,28 @@ A toleration in the values takes precedence.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create, patch]
+{{- if .Values.jobNetworkPolicy.enabled }}
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [create, patch]
+{{- end }}
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [create]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]
+{{- if .Values.kueue.enabled }}
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [list, watch, create, delete]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads/status]
+  verbs: [patch]
+{{- end }}
+{{- if .Values.podGroups.enabled }}
+- apiGroups: [scheduling.x-k8s.io, scheduling.volcano.sh]
+  resources: [podgroups]
+  verbs: [create, patch]
+{{- end }}
 {{- end -}}

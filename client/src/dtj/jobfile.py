@@ -30,9 +30,19 @@ def load(path: str) -> list[Object]:
 
     Raises InputError. `check` is what finds unknown fields.
     """
+    documents = read_documents(path)
+    for document in documents:
+        _is_job(document, path)
+    if not documents:
+        raise InputError(f"{path}: empty; it must hold a {names.KIND}")
+    return documents
+
+
+def read_documents(path: str) -> list[Any]:
+    """Returns the documents of a YAML file, or of standard input if `path` is `-`. Raises InputError."""
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text()
-        documents = parse_documents(text)
+        return parse_documents(text)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     except OSError as error:
@@ -40,11 +50,6 @@ def load(path: str) -> list[Object]:
     except UnicodeDecodeError as error:
         line = 1 + bytes(error.object)[: error.start].count(b"\n")
         raise InputError(f"{path}: not valid YAML: line {line} is not UTF-8") from error
-    for document in documents:
-        _is_job(document, path)
-    if not documents:
-        raise InputError(f"{path}: empty; it must hold a {names.KIND}")
-    return documents
 
 
 def parse_documents(text: str) -> list[Any]:
@@ -59,9 +64,13 @@ def parse_documents(text: str) -> list[Any]:
         raise InputError(f"not valid YAML: a value is none of its type ({error}): write it in quotes") from error
 
 
-def load_one(path: str) -> Object:
-    """Returns the only job of a file. Raises InputError."""
-    jobs = load(path)
+def the_only(documents: list[Any], path: str) -> Object:
+    """Returns the job that is the only one of the documents. Raises InputError."""
+    jobs: list[Object] = documents
+    for document in documents:
+        _is_job(document, path)
+    if not jobs:
+        raise InputError(f"{path}: empty; it must hold a {names.KIND}")
     if len(jobs) > 1:
         raise InputError(f"{path}: holds {len(jobs)} jobs; dtj run takes one: put the others into separate files")
     return jobs[0]
@@ -102,12 +111,17 @@ def _place(error: yaml.YAMLError) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
 
 
+def kind_of(document: Any) -> str:
+    """Returns API version and kind of a document, or the type of one that is no object."""
+    if not isinstance(document, dict):
+        return type(document).__name__
+    return f"{document.get('apiVersion')}, {document.get('kind')}"
+
+
 def _is_job(document: Any, path: str) -> None:
-    kind = (
-        f"{document.get('apiVersion')}, {document.get('kind')}"
-        if isinstance(document, dict)
-        else type(document).__name__
-    )
+    kind = kind_of(document)
+    if kind == f"{names.API_VERSION}, {names.RUNTIME_KIND}":
+        raise InputError(f"{path}: holds a {names.RUNTIME_KIND}, which is of the whole cluster: use kubectl apply -f")
     if kind != f"{names.API_VERSION}, {names.KIND}":
         raise InputError(f"{path}: not a job but {kind}; write apiVersion: {names.API_VERSION} and kind: {names.KIND}")
     metadata = document.get("metadata")

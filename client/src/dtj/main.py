@@ -120,6 +120,9 @@ def _run(verbs: Verbs[Verb]) -> None:
         help="SIGKILL one worker, or with pod:ORDINAL@step=S a whole pod, once the job reports step S; repeatable",
     )
     run.add_argument(
+        "--runtime", metavar="FILE", help="holds the runtime that spec.runtimeRef names [looked for in the job's file]"
+    )
+    run.add_argument(
         "--fresh",
         action="store_true",
         help="first remove all files of earlier runs of this job from its volume: checkpoints, logs, the script's own",

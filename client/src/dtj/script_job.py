@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dtj.errors import InputError
 from dtj_contract import names
+from dtj_core.api import launcher
 from dtj_core.plan.model import Object
 
 CLAIM = "shared"
@@ -79,6 +80,7 @@ def job(run: ScriptRun, machine: Machine, *, here: bool) -> Object:
         machine: This machine, by which `--nproc gpu` and absent flags are decided.
         here: Whether the job will run on this machine, and must fit it.
     """
+    run = _without_launcher(run)
     entrypoint = _entrypoint(run.command)
     backend = _backend(run, machine, here=here)
     replicas = _number("--nnodes", run.nnodes or "1", MAX_REPLICAS)
@@ -102,6 +104,23 @@ def job(run: ScriptRun, machine: Machine, *, here: bool) -> Object:
         "metadata": {"name": _name(run.name, entrypoint)},
         "spec": spec,
     }
+
+
+def _without_launcher(run: ScriptRun) -> ScriptRun:
+    """Returns the run of the script itself, with the launcher's numbers where no flag of `dtj run` has them."""
+    replicas = int(run.nnodes) if run.nnodes is not None and run.nnodes.isdecimal() else None
+    if not run.command or not launcher.find(run.command)[0]:
+        return run
+    nodes = launcher.unwrap(run.command, 1)
+    count = replicas or (nodes.nodes[1] if nodes is not None and nodes.nodes else 1)
+    found = launcher.unwrap(run.command, count)
+    if found is None or found.env or found.command[0] == "sh":
+        raise InputError(
+            f"{launcher.find(run.command)[0]}: dtj starts the ranks itself, and can't take this launcher out; write the"
+            " script: dtj run --nproc N -- train.py"
+        )
+    processes = run.nproc or (str(found.processes) if found.processes else None)
+    return replace(run, command=found.command, nproc=processes, nnodes=run.nnodes or str(count))
 
 
 def _entrypoint(command: Sequence[str]) -> Object:

@@ -12,12 +12,16 @@ KIND = "DistributedTrainingJob"
 PLURAL = "distributedtrainingjobs"
 SINGULAR = "distributedtrainingjob"
 SHORT_NAME = "dtj"
+RUNTIME_KIND = "DistributedTrainingRuntime"
+RUNTIME_PLURAL = "distributedtrainingruntimes"
+RUNTIME_SINGULAR = "distributedtrainingruntime"
+RUNTIME_SHORT_NAME = "dtr"
 
 # --- labels and annotations of the objects that the operator creates --------------------------------------------------
 MANAGER = "dtj-operator"  # also the field manager of every apply
 CONTROLLER = GROUP + "/" + MANAGER  # the operator in spec.managedBy
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
-LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue's, on the StatefulSet
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue's, on the StatefulSet without --kueue
 LABEL_NAME = "app.kubernetes.io/name"
 LABEL_JOB = GROUP + "/job-name"
 LABEL_POD_INDEX = "apps.kubernetes.io/pod-index"  # set by the StatefulSet controller
@@ -29,8 +33,20 @@ ANNOTATION_AGENT_IMAGE = GROUP + "/agent-image"
 ANNOTATION_REPAIRED = GROUP + "/repaired-generation"
 # When the operator last woke the StatefulSet controller, because pods were missing.
 ANNOTATION_NUDGED = GROUP + "/nudged"
+# A digest of the agents' key, which shows the master key that it was derived from.
+ANNOTATION_AGENT_KEY = GROUP + "/agent-key"
+# A digest of the NetworkPolicy that the job was given.
+ANNOTATION_NETWORK_POLICY = GROUP + "/network-policy"
 # On the pod template and its pods: the nodes that they avoid, separated by commas.
 ANNOTATION_AVOIDED_NODES = GROUP + "/avoided-nodes"
+# Where Kueue has placed the pods of an admitted job: JSON, fixed for one run of the pods.
+ANNOTATION_PLACEMENT = GROUP + "/placement"
+
+# --- other schedulers -------------------------------------------------------------------------------------------------
+KUEUE_API_VERSION = "kueue.x-k8s.io/v1beta2"
+POD_SET = "main"  # the only pod set of a job's Workload
+LABEL_POD_GROUP = "scheduling.x-k8s.io/pod-group"  # of scheduler-plugins, on pods
+ANNOTATION_VOLCANO_GROUP = "scheduling.k8s.io/group-name"  # of Volcano, on pods
 
 # --- label and annotation of the Lease by which an installation claims its namespaces ---------------------------------
 LABEL_CLAIM = GROUP + "/claim"
@@ -93,10 +109,17 @@ ENV_RENDEZVOUS_TIMEOUT = "DTJ_RENDEZVOUS_TIMEOUT_SECONDS"
 ENV_HANG_POLICY = "DTJ_HANG_POLICY"  # Restart, Report or Off
 ENV_HANG_MIN_SECONDS = "DTJ_HANG_MIN_SECONDS"
 ENV_PROGRESS_DEADLINE = "DTJ_PROGRESS_DEADLINE_SECONDS"
+ENV_SUCCESS_POLICY = "DTJ_SUCCESS_POLICY"
+SUCCESS_ALL, SUCCESS_RANK_0 = "AllRanks", "Rank0"
 # Modules that the warm process imports beside torch, separated by commas; and whether there is one.
 ENV_PRELOAD = "DTJ_PRELOAD"
 ENV_WARM_WORKERS = "DTJ_WARM_WORKERS"
 WARM_AUTO, WARM_NEVER = "Auto", "Never"
+# Whether the agent takes the progress that Kubeflow's clients send; and the variables by which these find a server.
+ENV_KUBEFLOW_PROGRESS = "DTJ_KUBEFLOW_PROGRESS"
+KUBEFLOW_AUTO, KUBEFLOW_NEVER = "Auto", "Never"
+KUBEFLOW_URL = "KUBEFLOW_TRAINER_SERVER_URL"
+KUBEFLOW_TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"  # a file
 # --- environment: dtj run -> agent (a pod on this machine) ------------------------------------------------------------
 ENV_DIE_WITH_PARENT = "DTJ_DIE_WITH_PARENT"  # a pid: end when that process, the agent's parent, does
 # "<job uid>/<pod uid>": marks every process of the pod, in place of a cgroup.
@@ -142,6 +165,7 @@ STATE_FILE = "state.json"  # what an agent needs after a restart of its containe
 OUTCOME_FILE = "outcome.json"
 SOCKET_FILE = "agent.sock"
 STACK_FOLDER = "stacks"
+KUBEFLOW_TOKEN_FILE = "kubeflow-token"
 
 # --- the agents' protocol: times --------------------------------------------------------------------------------------
 HEARTBEAT_SECONDS = 1.0
@@ -263,9 +287,15 @@ class Reason:
 
     # life of a job
     CREATED = "ChildrenCreated"
+    LAUNCHER_REMOVED = "LauncherRemoved"  # the agents start the ranks instead of torchrun, for example
+    LAUNCHER_KEPT = "LauncherKept"
     PODS_PENDING = "PodsPending"
     UNSCHEDULABLE = "Unschedulable"
-    QUEUED = "Queued"  # a scheduling gate, such as Kueue's, holds the pods back
+    # Kueue has not admitted the job, or a scheduling gate holds the pods back
+    QUEUED = "Queued"
+    # Kueue takes the quota back: the pods are deleted, and the job queues again.
+    EVICTED_BY_QUEUE = "EvictedByQueue"
+    HALF_PLACED = "HalfPlaced"  # pods gave nodes back, because others found none
     VOLUME_CLAIM_NOT_FOUND = "VolumeClaimNotFound"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_CONFIG_ERROR = "ContainerConfigError"
@@ -282,6 +312,7 @@ class Reason:
     JOB_SUSPENDED = "JobSuspended"
     JOB_RESUMED = "JobResumed"
     SUCCEEDED = "AllWorkersSucceeded"
+    RANK_0_SUCCEEDED = "Rank0Succeeded"  # successPolicy: Rank0
     TTL_EXPIRED = "TTLExpired"
     # why a group restarted
     WORKER_FAILED = "WorkerFailed"
@@ -343,6 +374,8 @@ class Reason:
     # Only the user knows how many ranks, and over which backend.
     ACCELERATOR_UNDECIDED = "AcceleratorUndecided"
     CHILD_CONFLICT = "ChildConflict"  # an object of that name exists and is not ours
+    RUNTIME_NOT_FOUND = "RuntimeNotFound"  # spec.runtimeRef
+    RUNTIME_INCOMPLETE = "RuntimeIncomplete"  # job and runtime together are no valid job
 
 
 PERMANENT = frozenset({
@@ -356,18 +389,6 @@ ACTION_RESTART_ELSEWHERE = "RestartElsewhere"
 ACTION_RESTART_FREE = "RestartFree"
 ACTION_FAIL = "Fail"
 RULE_ACTIONS = (ACTION_RESTART, ACTION_RESTART_ELSEWHERE, ACTION_RESTART_FREE, ACTION_FAIL)
-# The reasons that a failure can have when the rules are read.
-RULE_REASONS = (
-    Reason.WORKER_FAILED, Reason.OOM_KILLED, Reason.WORKER_STUCK, Reason.AGENT_CRASHED, Reason.AGENT_TERMINATED,
-    Reason.CONNECTION_LOST, Reason.POD_LOST, Reason.POD_DELETED, Reason.POD_EVICTED, Reason.PREEMPTED, Reason.NODE_LOST,
-    Reason.NO_RESTART_EXIT_CODE, Reason.ENTRYPOINT_NOT_FOUND, Reason.IMPORT_FAILED, Reason.SCRIPT_ERROR,
-    Reason.USAGE_ERROR, Reason.FILE_NOT_FOUND, Reason.WORKER_HUNG, Reason.STRAGGLER,
-)  # fmt: skip
-RULE_SIGNALS = (
-    "SIGABRT", "SIGALRM", "SIGBUS", "SIGFPE", "SIGHUP", "SIGILL", "SIGINT", "SIGKILL", "SIGPIPE", "SIGQUIT", "SIGSEGV",
-    "SIGSYS", "SIGTERM", "SIGTRAP", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGXFSZ",
-)  # fmt: skip
-MAX_RULES = 32
 # Restarts in a row that cost budget, without a new step or checkpoint, before the job fails.
 MAX_WITHOUT_PROGRESS = 20
 # How long the group waits for the operator to replace the pod of a RestartElsewhere.

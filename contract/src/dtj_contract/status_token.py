@@ -14,6 +14,12 @@ except ImportError:
     except ImportError:  # Python built without its own hashes
         from hashlib import sha256
 
+LIFE_SECONDS = 600
+"""How far the time of a token may be from the agent's clock, before and after it."""
+CLOCK_HEADER = "DTJ-Time"
+"""Of an answer 401: the agent's clock in Unix seconds, for a caller whose clock differs."""
+
+_SCHEME = "Bearer "
 _INNER = bytes(x ^ 0x36 for x in range(256))
 _OUTER = bytes(x ^ 0x5C for x in range(256))
 
@@ -36,11 +42,25 @@ class Mac:
         return self.digest(data).hex()
 
 
-def status_token(secret: bytes) -> str:
-    """Returns the bearer token of /status."""
+def status_token(secret: bytes, now: float, message: str = "") -> str:
+    """Returns the bearer token of a request for /status: `<time>.<MAC>`.
+
+    `now`: Unix seconds by the agent's clock. `message`: what the request hands over
+    (operator_message), so that nobody who has read a token can hand over anything else.
+    """
+    time = "%d" % now
+    return time + "." + Mac(secret).hex(("status\n%s\n%s" % (time, message)).encode())
+
+
+def bearer_is_valid(secret: bytes, header: str, now: float, message: str = "") -> bool:
+    """Returns whether `header`, the value of Authorization, holds a token of this job and this time."""
+    time = header[len(_SCHEME) :].partition(".")[0]
+    # The digits are bounded before they are read, because anybody may send a header.
+    if not (time.isascii() and time.isdecimal() and len(time) <= 12) or abs(int(time) - now) > LIFE_SECONDS:
+        return False
+    return same(header.encode(), (_SCHEME + status_token(secret, int(time), message)).encode())
+
+
+def lasting_token(secret: bytes) -> str:
+    """Returns the token of agents before 0.2, which does not expire. Only the operator's past agents take it."""
     return Mac(secret).hex(b"status")
-
-
-def bearer_is_valid(secret: bytes, header: str) -> bool:
-    """Returns whether `header`, the value of Authorization, holds the job's token."""
-    return same(header.encode(), b"Bearer " + status_token(secret).encode())

@@ -9,6 +9,8 @@
 `rank` and `attempt` are required; every other key is optional. Reports are validated once, here,
 so that later code need not check them again.
 
+`percent` and `remainingSeconds` are what a script estimates of its whole training.
+
 `optimizerSteps` counts the steps of this attempt, and is never the script's own `step`. A worker
 that the agent has forked sends it with the descriptor of its page (dtj_contract.step_page).
 """
@@ -23,6 +25,7 @@ from dtj_contract.json_numbers import count, finite_number
 RESUMED_FROM = ("memory", "replica", "partner", "volume")
 PHASES = ("loading", "compiling", "training", "validating", "saving", "done")
 MAX_METRICS = 32
+MAX_REMAINING_SECONDS = 10 * 365 * 86400
 MAX_METRIC_NAME = 80
 MAX_PATH = 1024
 MAX_EVENT_REASON = 80
@@ -37,6 +40,11 @@ def parse(datagram: bytes) -> Optional[WorkerReport]:
         raw = json.loads(datagram)
     except (ValueError, RecursionError):
         return None
+    return clean(raw)
+
+
+def clean(raw: Any) -> Optional[WorkerReport]:
+    """Returns the report with its valid keys only; None if `raw` is no report at all."""
     if not isinstance(raw, dict) or count(raw.get("rank")) is None or count(raw.get("attempt")) is None:
         return None
     report: WorkerReport = {"rank": raw["rank"], "attempt": raw["attempt"]}
@@ -44,6 +52,9 @@ def parse(datagram: bytes) -> Optional[WorkerReport]:
         _put(report, key, count(raw.get(key)))
     for key in ("loss", "samplesPerSecond", "ownSeconds"):
         _put(report, key, finite_number(raw.get(key)))
+    for key, largest in (("percent", 100), ("remainingSeconds", MAX_REMAINING_SECONDS)):
+        number = finite_number(raw.get(key), largest)
+        _put(report, key, number if number is not None and number >= 0 else None)
     _put(report, "phase", raw.get("phase") if raw.get("phase") in PHASES else None)
     _put(report, "announcesPauses", True if raw.get("announcesPauses") is True else None)
     _put(report, "resumedFrom", raw.get("resumedFrom") if raw.get("resumedFrom") in RESUMED_FROM else None)

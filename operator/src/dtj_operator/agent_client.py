@@ -18,11 +18,12 @@ import aiohttp
 
 from dtj_contract.agent_status import KEPT_SECONDS
 from dtj_contract.operator_message import HEADER
-from dtj_contract.status_token import status_token
+from dtj_contract.status_token import CLOCK_HEADER
 from dtj_core.plan import agent_silence
-from dtj_core.plan.children import agent_key
+from dtj_core.plan.agent_keys import agent_key
 from dtj_core.plan.leader_search import Answer, LeaderSearch, pod_name
 from dtj_core.plan.model import Object, Settings
+from dtj_operator.agent_proof import AS_NEW, Proof, next_proof
 from dtj_operator.following.retry import retry_seconds
 from dtj_operator.kube.resources import job_key
 
@@ -53,8 +54,12 @@ class Unanswered(Exception):
         """Whether the connection stayed silent; else its end was noticed."""
 
 
-class _OtherKey(Unanswered):
-    """The agent rejected one of two keys, so the next request uses the other."""
+class _Unauthorized(Unanswered):
+    """The agent did not take the token. `clock`: its Unix time; None if it did not show any."""
+
+    def __init__(self, clock: float | None) -> None:
+        super().__init__(REFUSED, "answered 401 to GET /status")
+        self.clock = clock
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,10 @@ class _Agents:
     """By pod name."""
     all_silent: Silence | None = None
     """Set while no agent of the job answers."""
+    proofs: dict[str, Proof] = field(default_factory=dict)
+    """By pod name: the last one that its agent took."""
+    proof: Proof = AS_NEW
+    """The last one of any agent of the job."""
 
     def see(self, pods: Sequence[Object]) -> None:
         """Forgets the silence of the pods that are gone or may have another agent."""
@@ -86,6 +95,7 @@ class _Agents:
         self.silent = {name: silence for name, silence in self.silent.items() if name not in changed}
         if changed:
             self.all_silent = None
+        self.proofs = {name: proof for name, proof in self.proofs.items() if name in seen}
         self.known = seen
 
     def add_silence(self, name: str, now: float, result: str) -> None:
@@ -107,13 +117,13 @@ class AgentClient:
         seconds: float = STATUS_SECONDS,
         count: Callable[[str], None] = lambda result: None,
         now: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
-        self._with_previous: set[str] = set()
-        """Uids of jobs whose agents rejected the current key: they were started before it was replaced."""
         self._seconds = seconds
         self._count = count
         self.now = now
+        self._wall = wall
         self._jobs: dict[tuple[str, str], _Agents] = {}
         # As many connections as jobs run. Whoever opens them bounds how many at a time.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_SECONDS / 2)
@@ -190,7 +200,7 @@ class AgentClient:
         limit = wait + self._seconds + ANSWER_MARGIN_SECONDS
         try:
             async with asyncio.timeout(limit):
-                page = await self._ask_with_either_key(job, pod, message, after, wait)
+                page = await self._ask_with_any_proof(job, pod, message, after, wait)
         except TimeoutError:
             error = Unanswered(UNREACHABLE, f"has not answered for {limit:g} s", is_late=True)
             self._count(error.result)
@@ -213,7 +223,7 @@ class AgentClient:
             limit = left / 2 if search.has_more() else left
             try:
                 async with asyncio.timeout(limit):
-                    search.add(pod, await self._ask_with_either_key(job, pod, message, "", 0.0))
+                    search.add(pod, await self._ask_with_any_proof(job, pod, message, "", 0.0))
             except TimeoutError:
                 failures.append((pod_name(pod), Unanswered(UNREACHABLE, "is unreachable: TimeoutError")))
             except Unanswered as error:
@@ -227,24 +237,42 @@ class AgentClient:
             level = logging.DEBUG if error.result == UNREACHABLE else logging.WARNING
             logger.log(level, "the agent of pod %s %s", pod, error)
 
-    async def _ask_with_either_key(self, job: Object, pod: Object, message: str, after: str, wait: float) -> Object:
-        try:
-            return await self._ask(job, pod, message, after, wait)
-        except _OtherKey:
-            return await self._ask(job, pod, message, after, wait)
+    def with_previous_key(self) -> int:
+        """Returns the number of jobs whose agents take the previous master key only."""
+        return sum(agents.proof.previous_key for agents in self._jobs.values())
 
-    async def _ask(self, job: Object, pod: Object, message: str, after: str, wait: float) -> Object:
+    async def _ask_with_any_proof(self, job: Object, pod: Object, message: str, after: str, wait: float) -> Object:
+        agents, name = self._jobs.setdefault(job_key(job), _Agents()), pod_name(pod)
+        proof = agents.proofs.get(name, agents.proof)
+        has_previous = self._settings.previous_master_key is not None
+        tried = {proof}
+        while True:
+            try:
+                page = await self._ask(job, pod, message, after, wait, proof)
+            except _Unauthorized as error:
+                other = next_proof(proof, error.clock, self._wall(), tried, has_previous)
+                if other is None:
+                    agents.proofs.pop(name, None)
+                    raise
+                proof = other
+                tried.add(proof)
+                continue
+            agents.proof = agents.proofs[name] = proof
+            return page
+
+    async def _ask(self, job: Object, pod: Object, message: str, after: str, wait: float, proof: Proof) -> Object:
         """Requests the status once. Raises Unanswered."""
         address = pod["status"]["podIP"]
         uid = job["metadata"]["uid"]
         host = f"[{address}]" if ":" in address else address
         url = f"http://{host}:{self._settings.agent_port}/status?after={quote(after)}&wait={wait:.0f}"
-        headers = {"Authorization": "Bearer " + status_token(self._key(uid).encode()), HEADER: message}
+        token = proof.token(self._key(uid, proof.previous_key), self._wall(), message)
+        headers = {"Authorization": "Bearer " + token, HEADER: message}
         try:
             async with self._session.get(url, headers=headers, allow_redirects=False) as response:
-                if response.status == 401 and self._settings.previous_master_key is not None:
-                    self._with_previous ^= {uid}
-                    raise _OtherKey(REFUSED, "answered 401 to GET /status")
+                if response.status == 401:
+                    clock = response.headers.get(CLOCK_HEADER, "")[:12]
+                    raise _Unauthorized(float(clock) if clock.isdecimal() else None)
                 if response.status != 200:
                     raise Unanswered(REFUSED, f"answered {response.status} to GET /status")
                 text = bytearray()
@@ -262,9 +290,9 @@ class AgentClient:
             raise Unanswered(INVALID, f"at {address} belongs to another job")
         return report
 
-    def _key(self, uid: str) -> str:
+    def _key(self, uid: str, with_previous: bool) -> str:
         previous = self._settings.previous_master_key
-        if previous is None or uid not in self._with_previous:
+        if previous is None or not with_previous:
             return agent_key(uid, self._settings)
         return agent_key(uid, replace(self._settings, master_key=previous))
 

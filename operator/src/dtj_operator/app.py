@@ -12,6 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
 
 from dtj_contract import names
 from dtj_core.plan import plan
@@ -19,9 +20,9 @@ from dtj_operator import errors, kopf_shell, logs, loop_lag, settings
 from dtj_operator.agent_client import AgentClient
 from dtj_operator.controller import Controller, Planner
 from dtj_operator.following.listeners import AgentListeners
-from dtj_operator.health import HealthServer
+from dtj_operator.health import Certificate, HealthServer
 from dtj_operator.kube.cache.cache import Cache
-from dtj_operator.kube.cache.store import Key
+from dtj_operator.kube.cache.store import KINDS, QUEUE_KINDS, Key
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.event_recorder import EventRecorder
 from dtj_operator.kube.executor import PlanExecutor
@@ -29,10 +30,12 @@ from dtj_operator.kube.leases import LeaseClient
 from dtj_operator.kube.login import Login
 from dtj_operator.kube.observer import Observer
 from dtj_operator.kube.resources import JOB
+from dtj_operator.kube.reviews import ReviewClient
 from dtj_operator.leader.claims import Claims
 from dtj_operator.leader.leadership import Alone, Leader, Leadership
 from dtj_operator.leader.terms import Terms
 from dtj_operator.metrics import Metrics
+from dtj_operator.metrics_access import MetricsAccess
 from dtj_operator.reconciling import Reconciling
 from dtj_operator.resync import Resync
 from dtj_operator.workqueue import WorkQueue
@@ -99,12 +102,15 @@ class Operator:
         self.queue: WorkQueue[Key] = WorkQueue(metrics)
         metrics.watch_depth(lambda: len(self.queue))
         self.leases = LeaseClient(login, metrics.request)
+        self.reviews = ReviewClient(login, metrics.request)
         self.leader = self._leader()
         self.client = Client(login, metrics.request, fence=self.leader.fence)
         self.agents = AgentClient(options.settings, count=lambda result: metrics.agent_requests.labels(result).inc())
+        metrics.watch_keys(self.agents.with_previous_key)
         self.listeners = AgentListeners(self.agents, self.queue.add)
         metrics.watch_listeners(lambda: self.listeners.count(silent=False), lambda: self.listeners.count(silent=True))
-        self.cache = Cache(self.client, options.namespaces, metrics, self._wake)
+        kinds = (*KINDS, *QUEUE_KINDS) if options.settings.kueue else KINDS
+        self.cache = Cache(self.client, options.namespaces, metrics, self._wake, kinds)
         for resource, table in self.cache.tables.items():
             metrics.watch_objects(resource.plural, table.__len__)
         self.observer = Observer(self.cache, self.client, self.listeners)
@@ -116,7 +122,14 @@ class Operator:
         self.terms = Terms(self.leader, self._start_term, self._stop_term)
         self._drain_seconds = HAND_OVER_SECONDS if options.leader_election else DRAIN_SECONDS
         self._is_started = asyncio.Event()
-        self.server = HealthServer(options.metrics_port, metrics.text, (self._working, self._watching), (self._listed,))
+        self.server = HealthServer(
+            options.metrics_port,
+            metrics.text,
+            (self._working, self._watching),
+            (self._listed,),
+            MetricsAccess(self.reviews).decide if options.metrics_auth else None,
+            Certificate(Path(options.metrics_cert_dir)) if options.metrics_cert_dir else None,
+        )
 
     async def run(self) -> None:
         """Runs until `stop` is set. Raises OperatorError if the operator ends before that."""
@@ -165,6 +178,7 @@ class Operator:
         await self.agents.close()
         await self.client.close()
         await self.leases.close()
+        await self.reviews.close()
 
     def _leader(self) -> Leader:
         options, metrics = self.options, self.metrics

@@ -76,6 +76,9 @@ class Metrics:
             "agent_requests_total", "Status requests to the agents of running jobs by result.", ("result",)
         )
         self.agent_listeners = gauge("agent_listeners", "Jobs whose agents are listened to, by state.", ("state",))
+        self.previous_key = gauge(
+            "previous_key_jobs", "Jobs whose agents take the previous master key only, which must stay until they end."
+        )
         self.watch_events = counter("watch_events_total", "Events received by the watches.", ("resource",))
         self.watch_failures = counter(
             "watch_failures_total", "Lists and watches that failed and were tried again.", ("resource",)
@@ -120,7 +123,8 @@ class Metrics:
             self.restarts.labels(kind)
         for part in names.RECOVERY_PHASES:
             self.recovery_seconds.labels(part)
-        self.finished.labels(names.COMPLETE, names.Reason.SUCCEEDED)
+        for reason in (names.Reason.SUCCEEDED, names.Reason.RANK_0_SUCCEEDED):
+            self.finished.labels(names.COMPLETE, reason)
         spent = (names.Reason.RESTART_BUDGET_SPENT, names.Reason.FILE_NOT_FOUND, names.Reason.DEADLINE_EXCEEDED)
         for reason in (*spent, names.Reason.STARTUP_DEADLINE_EXCEEDED, *sorted(names.PERMANENT)):
             self.finished.labels(names.FAILED, reason)
@@ -132,6 +136,10 @@ class Metrics:
     def watch_depth(self, depth: Callable[[], float]) -> None:
         """Reads the queue's depth at each scrape instead of at each change."""
         self.depth.set_function(depth)
+
+    def watch_keys(self, count: Callable[[], float]) -> None:
+        """Counts the jobs that still need the previous master key at each scrape."""
+        self.previous_key.set_function(count)
 
     def watch_listeners(self, heard: Callable[[], float], silent: Callable[[], float]) -> None:
         """Reads the number of listeners at each scrape."""

@@ -2,8 +2,9 @@
 
 Tests hold the code and the chart's roles to this table.
 
-No rule is cluster-scoped, so with --namespace a Role in each namespace is enough: no rights on
-CRDs, nodes, namespaces or finalizers (our owner references don't block their owner's deletion).
+With --namespace a Role in each namespace is enough, and a ClusterRole that reads runtimes, without
+which the operator serves the jobs that refer to none: no rights on CRDs, nodes, namespaces or
+finalizers (our owner references don't block their owner's deletion).
 In the namespaces that they cover, the rules are nevertheless as powerful as an administrator's:
 whoever may create pods may mount any Secret and use any service account there.
 """
@@ -24,13 +25,42 @@ RULES: dict[tuple[str, str], tuple[str, ...]] = {
     ("", "services"): ("get", "list", "watch", "create", "patch"),
     ("", "pods"): ("list", "watch", "create", "delete"),  # create: dry runs only
     ("", "secrets"): ("create", "patch"),  # a patch returns the object
+    ("networking.k8s.io", "networkpolicies"): ("create", "patch"),
     ("", "persistentvolumeclaims"): ("create",),  # checkpoint.volume.claimTemplate
     ("events.k8s.io", "events"): ("create", "patch"),
+}
+
+# With --kueue=true.
+KUEUE_RULES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("kueue.x-k8s.io", "workloads"): ("list", "watch", "create", "delete"),
+    ("kueue.x-k8s.io", "workloads/status"): ("patch",),
+}
+# With --kueue=true, in the whole cluster: flavors have no namespace.
+KUEUE_CLUSTER_RULES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("kueue.x-k8s.io", "resourceflavors"): ("get",),
+}
+
+# For spec.gang: podGroups.enabled of the chart.
+POD_GROUP_RULES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("scheduling.x-k8s.io", "podgroups"): ("create", "patch"),
+    ("scheduling.volcano.sh", "podgroups"): ("create", "patch"),
+}
+
+# Cluster-wide, also with --namespace: runtimes have no namespace.
+RUNTIME_RULES: dict[tuple[str, str], tuple[str, ...]] = {
+    (names.GROUP, names.RUNTIME_PLURAL): ("list", "watch"),
 }
 
 # In the operator's own namespace, for the leader election.
 ELECTION_RULES: dict[tuple[str, str], tuple[str, ...]] = {
     ("coordination.k8s.io", "leases"): ("get", "watch", "create", "update"),
+}
+
+
+# In the whole cluster, and only with --metrics-auth kubernetes: who sent a token, and whether they may get /metrics.
+METRICS_RULES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("authentication.k8s.io", "tokenreviews"): ("create",),
+    ("authorization.k8s.io", "subjectaccessreviews"): ("create",),
 }
 
 

@@ -47,10 +47,13 @@ class Resync:
             self.queue_unfinished()
 
     def queue_all(self) -> None:
-        """Queues every job. Jobs that have ended come last: their children may have to be deleted still."""
-        for job in self._count():
-            ended = is_finished(job.get("status") or {})
-            self._queue.add(job_key(job), Priority.AGAIN if ended else Priority.CHANGED)
+        """Queues every job.
+
+        Jobs that are new, or have another spec than the last operator saw, come first, and jobs that
+        have ended last: their children may have to be deleted still.
+        """
+        for job in sorted(self._count(), key=lambda job: is_finished(job.get("status") or {})):
+            self._queue.add(job_key(job), Priority.AGAIN if _is_known(job) else Priority.CHANGED)
 
     def queue_unfinished(self) -> None:
         """Queues the jobs that have not ended, spread over a tenth of the interval."""
@@ -65,3 +68,9 @@ class Resync:
         self._metrics.all_job_phases({job_key(job): phase_label(job) for job in jobs})
         self._metrics.resync.set(time.time())
         return jobs
+
+
+def _is_known(job: Object) -> bool:
+    """Returns whether an operator has planned for the spec of the job before."""
+    status = job.get("status") or {}
+    return is_finished(status) or status.get("observedGeneration", 0) == job["metadata"].get("generation", 1)

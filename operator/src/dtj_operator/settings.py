@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from dtj_contract import names
-from dtj_core.plan.model import Settings
+from dtj_core.plan.model import Object, Settings
 from dtj_operator.errors import OptionError
 from dtj_operator.leader.election import Timing
 
@@ -26,6 +27,7 @@ FLAGS = (
     "previous-master-key-file", "namespace", "workers", "resync-seconds", "metrics-port", "crd-wait-seconds",
     "kubeconfig", "context", "log-format", "log-level", "leader-election", "lease-namespace", "lease-name",
     "lease-duration-seconds", "renew-deadline-seconds", "retry-period-seconds", "claims-namespace",
+    "job-network-policy-from", "metrics-auth", "metrics-cert-dir", "kueue",
 )  # fmt: skip
 
 
@@ -42,6 +44,10 @@ class Options:
     resync_seconds: float
     metrics_port: int
     """The port of /metrics, /healthz and /readyz; 0 takes a free port and logs it."""
+    metrics_auth: bool
+    """Whether only those may read /metrics whom RBAC lets get that path."""
+    metrics_cert_dir: str | None
+    """Folder with tls.crt and tls.key; None: plain HTTP."""
     crd_wait_seconds: float
     log_format: Literal["json", "text"]
     log_level: str
@@ -69,6 +75,11 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         if getattr(given, flag) < least:
             raise OptionError(f"--{flag.replace('_', '-')} is {getattr(given, flag)}; it must be {least} or more")
     _check_timing(given)
+    if given.metrics_auth == "kubernetes" and given.metrics_cert_dir is None and given.metrics_port != 0:
+        raise OptionError(
+            "--metrics-auth is kubernetes, and --metrics-cert-dir is missing: tokens would cross the network in plain "
+            "HTTP; name a folder with tls.crt and tls.key"
+        )
     return Options(
         settings=Settings(
             agent_image=given.agent_image,
@@ -76,8 +87,10 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
             image_pull_policy=given.image_pull_policy,
             agent_resources=resources(given.agent_resources),
             listen_host=given.agent_listen_host,
+            network_peers=peers(given.job_network_policy_from),
             pod_user=given.pod_user,
             previous_master_key=read_previous_key(given.previous_master_key_file),
+            kueue=given.kueue == "true",
         ),
         namespaces=tuple(given.namespace or ()),
         kubeconfig=given.kubeconfig,
@@ -85,6 +98,8 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         workers=given.workers,
         resync_seconds=given.resync_seconds,
         metrics_port=given.metrics_port,
+        metrics_auth=given.metrics_auth == "kubernetes",
+        metrics_cert_dir=given.metrics_cert_dir,
         crd_wait_seconds=given.crd_wait_seconds,
         log_format=given.log_format,
         log_level=given.log_level,
@@ -146,6 +161,25 @@ def resources(text: str) -> dict[str, str]:
     return {name: quantity for name, _, quantity in pairs}
 
 
+def peers(text: str | None) -> tuple[Object, ...] | None:
+    """Parses a JSON list of NetworkPolicyPeers; None stays None. Raises OptionError."""
+    if text is None:
+        return None
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = None
+    known = {"podSelector", "namespaceSelector", "ipBlock"}
+    if not isinstance(given, list) or not all(
+        isinstance(peer, dict) and peer and peer.keys() <= known for peer in given
+    ):
+        raise OptionError(
+            f"--job-network-policy-from: {text} is no JSON list of NetworkPolicyPeers; write a list such as "
+            '[{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "dtj-system"}}}]'
+        )
+    return tuple(given)
+
+
 def read_master_key(path: Path) -> bytes:
     """Reads the secret that all jobs' agent keys are derived from. Raises OptionError."""
     try:
@@ -193,6 +227,11 @@ def _parser() -> argparse.ArgumentParser:
         help="address that agents bind to; [::] where pods have IPv6 addresses only",
     )
     add(
+        "--job-network-policy-from",
+        help="JSON list of NetworkPolicyPeers that may reach the agents' port, the operator among them; each job gets "
+        "a NetworkPolicy that admits these and its own pods (default: no NetworkPolicies)",
+    )
+    add(
         "--master-key-file",
         required=True,
         help="file with 32 or more random bytes; the agent keys of all jobs are derived from it",
@@ -218,6 +257,13 @@ def _parser() -> argparse.ArgumentParser:
         help="port of /metrics, /healthz and /readyz; 0: a free port on loopback",
     )
     add(
+        "--metrics-auth",
+        choices=("none", "kubernetes"),
+        default="none",
+        help="who may read /metrics; kubernetes: those who show a token of the cluster whose user may get /metrics",
+    )
+    add("--metrics-cert-dir", help="folder with tls.crt and tls.key: the metrics port then speaks HTTPS")
+    add(
         "--crd-wait-seconds",
         type=float,
         default=120.0,
@@ -234,6 +280,13 @@ def _parser() -> argparse.ArgumentParser:
         choices=("true", "false"),
         default="true",
         help="of several replicas only the one that holds a Lease acts; false: this process acts at once",
+    )
+    add(
+        "--kueue",
+        choices=("true", "false"),
+        default="false",
+        help="true: queue jobs with spec.queueName by Workloads of Kueue; false: only set Kueue's label on their "
+        "StatefulSets",
     )
     add("--lease-namespace", help="namespace of the Lease (default: that of the operator's pod, else default)")
     add("--lease-name", default=names.MANAGER, help="name of the Lease; the replicas of one installation share it")

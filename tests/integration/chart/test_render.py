@@ -34,6 +34,7 @@ from tests.integration.chart.pss import violations
 CRD_NAME = f"{names.PLURAL}.{names.GROUP}"
 VERSION = (ROOT / "VERSION").read_text().strip()
 CRD = ROOT / "crds" / f"{names.GROUP}_{names.PLURAL}.yaml"
+RUNTIME_CRD = ROOT / "crds" / f"{names.GROUP}_{names.RUNTIME_PLURAL}.yaml"
 
 COMBINATIONS: dict[str, Object] = {
     "defaults": {},
@@ -118,7 +119,10 @@ def test_cluster_role_is_exactly_the_operators_rbac_table() -> None:
 
 
 def test_named_namespaces_get_the_same_rights_and_no_others_do() -> None:
-    documents = render({"watchNamespaces": ["team-a", "team-b"], "rbac.aggregate": False})
+    chosen = {"watchNamespaces": ["team-a", "team-b"], "rbac.aggregate": False}
+    [role] = of_kind(render(chosen), "ClusterRole")
+    assert rights(role["rules"]) == rights(rbac.rules(rbac.RUNTIME_RULES)), "runtimes have no namespace"
+    documents = render(chosen | {"rbac.runtimes": False})
     assert of_kind(documents, "ClusterRole") + of_kind(documents, "ClusterRoleBinding") == []
     roles = [r for r in of_kind(documents, "Role") if r not in lease_roles(documents)]
     assert [r["metadata"]["namespace"] for r in roles] == ["team-a", "team-b"]
@@ -146,9 +150,12 @@ def test_viewers_read_jobs_and_editors_write_them() -> None:
 
 def test_crd_is_the_generated_one() -> None:
     assert (CHART / "files/crd.yaml").read_bytes() == CRD.read_bytes()
-    [crd] = of_kind(render(), "CustomResourceDefinition")
-    assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
-    assert crd == yaml.safe_load(CRD.read_text())
+    assert (CHART / "files/crd-runtimes.yaml").read_bytes() == RUNTIME_CRD.read_bytes()
+    found = of_kind(render(), "CustomResourceDefinition")
+    assert len(found) == 2
+    for crd, path in zip(found, (CRD, RUNTIME_CRD), strict=True):
+        assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+        assert crd == yaml.safe_load(path.read_text())
 
 
 def test_crd_can_be_omitted_or_deleted_by_the_uninstall() -> None:
@@ -207,7 +214,8 @@ def test_two_releases_share_no_object_but_the_crd(chosen: Object) -> None:
     seen: set[tuple[str, str]] = set()
     for release in RELEASES:
         mine = {(d["kind"], d["metadata"]["name"]) for d in render(chosen, release)} - {
-            ("CustomResourceDefinition", CRD_NAME)
+            ("CustomResourceDefinition", CRD_NAME),
+            ("CustomResourceDefinition", f"{names.RUNTIME_PLURAL}.{names.GROUP}"),
         }
         assert not mine & seen, release
         seen |= mine
@@ -219,7 +227,7 @@ def test_two_releases_of_one_name_in_two_namespaces_share_no_cluster_role() -> N
         documents = yaml.safe_load_all(render_text({}, namespace=namespace))
         return {d["metadata"]["name"] for d in documents if d and d["kind"] in ("ClusterRole", "ClusterRoleBinding")}
 
-    assert len(unbound("team-a")) == 3
+    assert len(unbound("team-a")) == 4
     assert not unbound("team-a") & unbound("team-b")
 
 
@@ -359,3 +367,14 @@ def test_chart_version_is_the_operators() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     project = tomllib.loads((ROOT / "operator/pyproject.toml").read_text())["project"]
     assert chart["version"] == chart["appVersion"] == project["version"]
+
+
+def test_queues_and_pod_groups_add_exactly_their_rights(tmp_path: Path) -> None:
+    documents = render({"kueue.enabled": True, "podGroups.enabled": True, "watchNamespaces": ["team-a"]})
+    wanted = rbac.RULES | rbac.KUEUE_RULES | rbac.POD_GROUP_RULES
+    [role] = [r for r in of_kind(documents, "Role") if r not in lease_roles(documents)]
+    assert rights(role["rules"]) == rights(rbac.rules(wanted))
+    [cluster] = [r for r in of_kind(documents, "ClusterRole") if r["metadata"]["name"].endswith("-flavors")]
+    assert rights(cluster["rules"]) == rights(rbac.rules(rbac.KUEUE_CLUSTER_RULES))
+    assert arguments_of(documents, tmp_path).settings.kueue
+    assert not arguments_of(render(), tmp_path).settings.kueue

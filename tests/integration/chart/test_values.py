@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dtj_operator import settings
-from tests.integration.chart.kit import NAMESPACE, Object, hooks, of_kind, pod, render
+from dtj_operator import rbac, settings
+from tests.integration.chart.kit import NAMESPACE, Object, arguments_of, hooks, of_kind, pod, render, rights
 from tests.integration.chart.pss import violations
 
 # Flags that make no sense in a pod of the cluster.
@@ -23,7 +23,7 @@ def flags(chosen: Object | None = None) -> list[str]:
 def test_every_flag_of_the_operator_is_set_by_a_value() -> None:
     given = {
         argument.removeprefix("--").partition("=")[0]
-        for argument in flags({"watchNamespaces": ["a"], "openshift": True})
+        for argument in flags({"watchNamespaces": ["a"], "openshift": True, "metrics.authentication.enabled": True})
     }
     assert given == set(settings.FLAGS) - OUTSIDE
 
@@ -89,6 +89,56 @@ def test_network_policy_admits_only_those_who_may_scrape() -> None:
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
     [open_to_all] = of_kind(render({"networkPolicy.enabled": True}), "NetworkPolicy")
     assert "from" not in open_to_all["spec"]["ingress"][0]
+
+
+def test_job_policies_admit_the_operator_and_the_peers_of_the_values(tmp_path: Path) -> None:
+    peer = {"namespaceSelector": {"matchLabels": {"team": "ml"}}}
+    documents = render({"jobNetworkPolicy.ingressFrom": [peer]})
+    peers = arguments_of(documents, tmp_path).settings.network_peers
+    assert peers is not None
+    operator, others = peers[0], peers[1:]
+    assert others == (peer,)
+    assert operator["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": NAMESPACE}}
+    [deployment] = of_kind(documents, "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert operator["podSelector"]["matchLabels"].items() <= labels.items()
+
+
+def test_job_policies_can_be_turned_off_with_the_right_to_write_them(tmp_path: Path) -> None:
+    documents = render({"jobNetworkPolicy.enabled": False})
+    assert arguments_of(documents, tmp_path).settings.network_peers is None
+    granted = {right for role in of_kind(documents, "ClusterRole") for right in rights(role["rules"])}
+    assert not [right for right in granted if right[1] == "networkpolicies"]
+
+
+def test_metrics_behind_authentication_bring_https_and_the_rights_to_review() -> None:
+    chosen = {"metrics.authentication.enabled": True, "metrics.serviceMonitor.enabled": True}
+    documents = render(chosen | {"watchNamespaces": ["team"]})
+    roles = {role["metadata"]["name"].rpartition(":")[2]: role for role in of_kind(documents, "ClusterRole")}
+    assert roles["metrics-auth"]["rules"] == rbac.rules(rbac.METRICS_RULES)
+    assert roles["metrics-reader"]["rules"] == [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]
+    [bound] = [b for b in of_kind(documents, "ClusterRoleBinding") if b["roleRef"]["name"].endswith(":metrics-auth")]
+    assert bound["subjects"] == [{"kind": "ServiceAccount", "name": "dtj-operator", "namespace": NAMESPACE}]
+    spec = pod(documents)
+    [container] = spec["containers"]
+    assert {container[probe]["httpGet"]["scheme"] for probe in ("readinessProbe", "livenessProbe")} == {"HTTPS"}
+    [endpoint] = of_kind(documents, "ServiceMonitor")[0]["spec"]["endpoints"]
+    assert (endpoint["scheme"], "bearerTokenFile" in endpoint) == ("https", True)
+    [secret] = [s for s in of_kind(documents, "Secret") if s["type"] == "kubernetes.io/tls"]
+    [service] = of_kind(documents, "Service")
+    assert endpoint["tlsConfig"]["serverName"] == f"{service['metadata']['name']}.{NAMESPACE}.svc"
+    assert endpoint["tlsConfig"]["ca"]["secret"] == {"name": secret["metadata"]["name"], "key": "ca.crt"}
+    [volume] = [v for v in spec["volumes"] if v["name"] == "metrics-tls"]
+    assert volume["secret"]["secretName"] == secret["metadata"]["name"]
+    assert secret["data"]["ca.crt"] == secret["data"]["tls.crt"], "its own authority"
+
+
+def test_metrics_without_authentication_bring_no_right_in_the_cluster() -> None:
+    documents = render({"watchNamespaces": ["team"], "rbac.aggregate": False})
+    assert of_kind(documents, "ClusterRole") == []
+    assert {secret["type"] for secret in of_kind(documents, "Secret")} == {"Opaque"}
+    own = render({"metrics.authentication.enabled": True, "metrics.authentication.existingSecret": "mine"})
+    assert {secret["type"] for secret in of_kind(own, "Secret")} == {"Opaque"}
 
 
 def test_helm_test_runs_a_restricted_pod_that_no_selector_of_the_operator_matches() -> None:

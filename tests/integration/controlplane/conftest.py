@@ -16,10 +16,10 @@ from dtj_operator.leader.claims import claim_name
 from hack.cluster import gobuild
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.versions import CONTROL_PLANE
+from tests.integration.controlplane.kubelet import Kubelet
 from tests.integration.controlplane.support import (
     CLAIMS,
     Agents,
-    Kubelet,
     Objects,
     Operator,
     bind,

@@ -17,15 +17,14 @@ import time
 import urllib.parse
 import zlib
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from dtj_contract import names
 from dtj_contract.operator_message import HEADER, OperatorMessage, decode
-from dtj_contract.status_token import status_token
-from dtj_core.plan.children import agent_key
+from dtj_contract.status_token import CLOCK_HEADER, bearer_is_valid
+from dtj_core.plan.agent_keys import agent_key
 from dtj_core.plan.model import Settings
 from dtj_operator import rbac
 from hack.cluster.controlplane import ControlPlane
@@ -70,18 +69,20 @@ def grant(plane: ControlPlane, namespace: str, account: str = SERVICE_ACCOUNT) -
     """Creates a service account with exactly the operator's rules, in this namespace only."""
     plane.request("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": account}})
     bind(plane, namespace, account, rbac.rules(), (namespace, account))
+    bind(plane, None, f"{namespace}-{account}", rbac.rules(rbac.RUNTIME_RULES), (namespace, account))
 
 
-def bind(plane: ControlPlane, namespace: str, name: str, rules: Sequence[Any], account: tuple[str, str]) -> None:
-    """Grants rules in `namespace` to a service account, which is given as its namespace and name."""
-    base = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
-    plane.request("POST", f"{base}/roles", {"metadata": {"name": name}, "rules": rules})
+def bind(plane: ControlPlane, namespace: str | None, name: str, rules: Sequence[Any], account: tuple[str, str]) -> None:
+    """Grants rules in `namespace`, or in the cluster, to a service account, given as its namespace and name."""
+    base = "/apis/rbac.authorization.k8s.io/v1" + (f"/namespaces/{namespace}" if namespace else "")
+    kind = "Role" if namespace else "ClusterRole"
+    plane.request("POST", f"{base}/{kind.lower()}s", {"metadata": {"name": name}, "rules": rules})
     binding = {
         "metadata": {"name": name},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name},
         "subjects": [{"kind": "ServiceAccount", "name": account[1], "namespace": account[0]}],
     }
-    plane.request("POST", f"{base}/rolebindings", binding)
+    plane.request("POST", f"{base}/{kind.lower()}bindings", binding)
 
 
 def running(step: int = 0, **more: Any) -> Any:
@@ -121,6 +122,7 @@ class Objects:
             "distributedtrainingjobs": "apis/training.dtj.dev/v1alpha1",
             "statefulsets": "apis/apps/v1",
             "events": "apis/events.k8s.io/v1",
+            "networkpolicies": "apis/networking.k8s.io/v1",
         }.get(plural, "api/v1")
         return f"/{api}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
 
@@ -279,6 +281,9 @@ class Agents:
         """By job uid."""
         self.patience = 1.0
         """Longest wait for a change, so that a test may wait for several answers. Real agents wait longer."""
+        self.speak = threading.Event()
+        """Cleared while the agents take requests and answer none."""
+        self.speak.set()
         self.asked = 0
         self.refused = 0
         self.handed_over = OperatorMessage()
@@ -291,11 +296,13 @@ class Agents:
 
             def do_GET(self) -> None:
                 agents.asked += 1
-                shown = self.headers.get("Authorization")
+                shown, message = self.headers.get("Authorization", ""), self.headers.get(HEADER, "")
                 for uid in list(agents.statuses):
-                    if shown == "Bearer " + status_token(agent_key(uid, settings).encode()):
-                        agents.handed_over = decode(self.headers.get(HEADER, ""))
+                    key = agent_key(uid, settings).encode()
+                    if bearer_is_valid(key, shown, time.time(), message):
+                        agents.handed_over = decode(message)
                         body = agents._page(uid, self.path)
+                        agents.speak.wait(120)
                         if body is None:
                             break
                         self.send_response(200)
@@ -304,7 +311,10 @@ class Agents:
                         self.wfile.write(body)
                         return
                 agents.refused += 1
-                self.send_error(401)
+                self.send_response(401)
+                self.send_header(CLOCK_HEADER, f"{time.time():.0f}")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
 
             def log_message(self, *_: object) -> None:
                 """Logs nothing."""
@@ -332,63 +342,7 @@ class Agents:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_closed.set()
+        self.speak.set()
         self._server.shutdown()
         self._thread.join(60)
         self._server.server_close()
-
-
-class Kubelet:
-    """Marks the namespace's pods as scheduled and running, with addresses of this machine.
-
-    Deleted pods end.
-    """
-
-    def __init__(self, plane: ControlPlane, namespace: str) -> None:
-        self.objects = Objects(plane, namespace)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kubelet")
-        self.container_states: dict[str, Any] = {}
-        """By pod name, instead of running."""
-        self.held: set[str] = set()
-        """Uids of pods whose containers don't end."""
-
-    def __enter__(self) -> Kubelet:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join(60)
-
-    def _run(self) -> None:
-        while not self._stop.wait(0.1):
-            with contextlib.suppress(ProvisionError, OSError, http.client.HTTPException):
-                for pod in self.objects.list("pods"):
-                    self._tend(pod)
-
-    def _tend(self, pod: Any) -> None:
-        name, plane = pod["metadata"]["name"], self.objects.plane
-        if "deletionTimestamp" in pod["metadata"]:
-            if pod["metadata"]["uid"] in self.held:
-                return
-            options = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod["metadata"]["uid"]}}
-            plane.request("DELETE", self.objects.path("pods", name), options)
-            return
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        state = self.container_states.get(name, {"state": {"running": {"startedAt": now}}})
-        status = pod.get("status", {})
-        known = [{k: c[k] for k in c if k in ("state", "lastState")} for c in status.get("containerStatuses", [])]
-        if known and (name not in self.container_states or known[0] == state):
-            return
-        container = {"name": "trainer", "ready": True, "restartCount": 0, "image": "i", "imageID": "i"} | state
-        pod["status"] = {
-            "phase": "Running",
-            "podIP": agent_address(),
-            "podIPs": [{"ip": agent_address()}],
-            "startTime": now,
-            "conditions": [{"type": t, "status": "True"} for t in ("PodScheduled", "Ready", "ContainersReady")],
-            "containerStatuses": [container],
-        }
-        plane.request("PUT", self.objects.path("pods", name) + "/status", pod)

@@ -14,7 +14,8 @@ from typing import Any
 
 from dtj_contract import names
 from hack.cluster.controlplane import ControlPlane
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, running, wait_until
+from tests.integration.controlplane.kubelet import Kubelet
+from tests.integration.controlplane.support import Agents, Objects, Operator, running, wait_until
 from tests.unit.api.texts import ANY_TEXT, as_stored
 
 JOBS = names.PLURAL

@@ -14,12 +14,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dtj_contract import names
 from hack.cluster.controlplane import ControlPlane
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, change, outcome, wait_until
+from tests.integration.controlplane.kubelet import Kubelet
+from tests.integration.controlplane.support import Agents, Objects, Operator, change, outcome, wait_until
 
 Start = Callable[..., Operator]
 JOBS = names.PLURAL
 HERE = Path(__file__).parent
 KINDS = (JOBS, "statefulsets", "services", "pods")
+LISTED = {("list", kind): 1 for kind in (*KINDS, "distributedtrainingruntimes")}
 
 
 def metric(operator: Operator, name: str, **labels: str) -> float:
@@ -48,13 +50,13 @@ def test_whole_life_of_a_job_reads_nothing_and_after_its_end_costs_nothing(
     start_operator: Start, run_job: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
     operator = start_operator("--resync-seconds", "1").ready()
-    assert reads(operator) == {("list", kind): 1 for kind in KINDS}
+    assert reads(operator) == LISTED
     job = run_job()
     kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
     wait_until("the job is complete", lambda: objects.condition("j", "Complete"))
     wait_until("its pods are gone", lambda: not objects.list("pods"))
     wait_until("the operator knows", lambda: metric(operator, "dtj_cache_objects", resource="pods") == 0)
-    assert reads(operator) == {("list", kind): 1 for kind in KINDS}
+    assert reads(operator) == LISTED
 
     def settled() -> bool:
         before = metric(operator, "dtj_reconcile_total")

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from dtj_contract.operator_message import GroupSize
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, agent_address, wait_until
+from tests.integration.controlplane.kubelet import Kubelet
+from tests.integration.controlplane.support import Agents, Objects, Operator, agent_address, wait_until
 from tests.integration.controlplane.test_api import Kubectl
 from tests.integration.controlplane.test_life import running
 

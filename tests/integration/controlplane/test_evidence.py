@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dtj_core.plan.times import rfc3339
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, running, wait_until
+from tests.integration.controlplane.kubelet import Kubelet
+from tests.integration.controlplane.support import Agents, Objects, Operator, running, wait_until
 
 
 def test_container_killed_for_memory_is_named_in_the_failure(

@@ -19,10 +19,10 @@ from hack.cluster import gobuild
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.versions import CONTROL_PLANE
 from tests.integration.controlplane.conftest import install_crds
+from tests.integration.controlplane.kubelet import Kubelet
 from tests.integration.controlplane.support import (
     SERVICE_ACCOUNT,
     Agents,
-    Kubelet,
     Objects,
     Operator,
     change,
@@ -150,7 +150,7 @@ def test_sigterm_lets_the_running_reconcile_finish_and_exits_0(
 def test_rbac_rights_are_exactly_the_used_ones(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
-    operator = start_operator("--resync-seconds", "2").ready()
+    operator = start_operator("--resync-seconds", "2", "--job-network-policy-from", "[]").ready()
     jobs = submit("kept"), submit("brief", ttlSecondsAfterFinished=1)  # its StatefulSet may be deleted with it
     for job in jobs:
         name = job["metadata"]["name"]
@@ -173,7 +173,7 @@ def test_rbac_rights_are_exactly_the_used_ones(
         # RBAC requires create where an apply creates the object.
         if call["verb"] == "patch" and call["responseStatus"]["code"] == 201:
             verbs.add("create")
-    granted = {key: set(verbs) for key, verbs in rbac.RULES.items()}
+    granted = {key: set(verbs) for key, verbs in (rbac.RULES | rbac.RUNTIME_RULES).items()}
     granted["events.k8s.io", "events"] -= {"patch"}  # for a repeated event
     del granted["", "persistentvolumeclaims"]  # for a claimTemplate
     granted["", "pods"] -= {"delete"}  # for a node that is dead for half a minute

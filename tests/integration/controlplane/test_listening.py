@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, running, wait_until
+from tests.integration.controlplane.kubelet import Kubelet
+from tests.integration.controlplane.support import Agents, Objects, Operator, running, wait_until
 
 FAILURE = {"attempt": 1, "rank": 1, "ordinal": 1, "pod": "j-1", "reason": "WorkerFailed", "message": "exit code 7"}
 

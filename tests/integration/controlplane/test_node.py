@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, change, wait_until
+from tests.integration.controlplane.kubelet import Kubelet
+from tests.integration.controlplane.support import Agents, Objects, Operator, change, wait_until
 
 IMPATIENT = (str(Path(__file__).parent / "impatient.py"),)
 NODES = "/api/v1/nodes"

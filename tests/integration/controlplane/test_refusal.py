@@ -14,7 +14,8 @@ import pytest
 from dtj_contract import names
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.shell import ProvisionError
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, change, running, wait_until
+from tests.integration.controlplane.kubelet import Kubelet
+from tests.integration.controlplane.support import Agents, Objects, Operator, change, running, wait_until
 
 JOBS = names.PLURAL
 

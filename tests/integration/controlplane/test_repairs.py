@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dtj_contract import names
+from tests.integration.controlplane.kubelet import Kubelet
 from tests.integration.controlplane.support import (
     Agents,
-    Kubelet,
     Objects,
     Operator,
     agent_address,

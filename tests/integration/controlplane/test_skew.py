@@ -17,9 +17,9 @@ import yaml
 from dtj_contract import names
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.shell import ProvisionError
+from tests.integration.controlplane.kubelet import Kubelet
 from tests.integration.controlplane.support import (
     Agents,
-    Kubelet,
     Objects,
     Operator,
     change,
@@ -44,7 +44,7 @@ def install_crd(plane: ControlPlane) -> Iterator[Callable[[Callable[[Schema], No
 
     The CRD of the repository is restored after the test.
     """
-    [path] = (ROOT / "crds").glob("*.yaml")
+    path = ROOT / "crds" / f"{names.GROUP}_{names.PLURAL}.yaml"
     ours = yaml.safe_load(path.read_text())
 
     def install(edit: Callable[[Schema], None]) -> None:

@@ -16,7 +16,8 @@ import pytest
 
 from dtj_contract import names
 from hack.cluster.shell import ProvisionError
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, outcome, running, wait_until
+from tests.integration.controlplane.kubelet import Kubelet
+from tests.integration.controlplane.support import Agents, Objects, Operator, outcome, running, wait_until
 
 Start = Callable[..., Operator]
 JOBS = names.PLURAL

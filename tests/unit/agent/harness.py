@@ -211,8 +211,9 @@ def is_leader(page: dict[str, Any]) -> bool:
     return bool(page["leader"]) and page["leader"]["ordinal"] == page["ordinal"]
 
 
-def token(key: str = KEY) -> str:
-    return "Bearer " + status_token(key.encode())
+def token(key: str = KEY, message: str = "", ahead: float = 0.0) -> str:
+    """Returns the value of Authorization of a request now, by a clock that is `ahead` seconds ahead."""
+    return "Bearer " + status_token(key.encode(), time.time() + ahead, message)
 
 
 def free_ports(count: int) -> list[int]:

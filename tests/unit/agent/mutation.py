@@ -34,7 +34,7 @@ MODULES = (
     "coordinator", "attempt_number", "member", "group_edges", "coordinator_history", "stuck", "restart_policy",
     "progress", "diagnosis", "saves", "failures", "effect_order", "connection_losses", "coordinator_work", "hang_watch",
     "restart_ladder", "restart_rules", "stragglers", "container_kills", "formation", "resize", "election",
-    "leadership", "outrun", "hung_starts", "moving_pods", "charged_once", "witnesses", "ending",
+    "leadership", "outrun", "hung_starts", "moving_pods", "charged_once", "witnesses", "ending", "success_policy",
 )  # fmt: skip
 """The test modules that may find a bug; of these, the tests that need no fixture."""
 

@@ -96,6 +96,7 @@ class Pod:
             "n",
             self.address[0],
             3.0,
+            success_policy=world.spec.success_policy,
         )
         self.member = Member(me, dict(self.saved), self.final)
         self.member.port = world.rng.randrange(20000, 30000)

@@ -31,8 +31,8 @@ from dtj_agent.group import effects as coordinator_effects
 from dtj_agent.group import member
 from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.group_spec import GroupSpec
-from dtj_agent.group.member import WorkerExit
 from dtj_agent.group.messages import FINISHED, STUCK
+from dtj_agent.group.worker_exit import WorkerExit
 from dtj_contract import names
 from tests.unit.agent import simulated_faults as faults
 from tests.unit.agent.lease_volume import DictFolder, Died
@@ -41,6 +41,7 @@ from tests.unit.agent.simulated_counts import are_alike, check_counted, is_remem
 from tests.unit.agent.simulated_faults import FAULT_SECONDS
 from tests.unit.agent.simulated_moves import Moves
 from tests.unit.agent.simulated_sizes import Sizes
+from tests.unit.agent.simulated_success import Success
 from tests.unit.agent.simulated_training import Training
 
 PATIENCE_SECONDS = 400.0
@@ -64,6 +65,7 @@ class World(Network):
         self.spec = self.spec._replace(has_volume=self.has_volume)
         self.sizes = Sizes(self)
         self.moves = Moves(self)
+        self.success = Success(self)
         self.folder = DictFolder(self.before_operation)
         self.training = Training(self)
         self.started: list[int] = []
@@ -173,10 +175,7 @@ class World(Network):
             self.fail(f"the outcome of pod {pod} changed")
         pod.final = final
         if final["result"] == "Succeeded":
-            ranks = self.group.get(final["attempt"], {})
-            codes = [worker.exit_code for worker in ranks.values()]
-            if codes != [0] * self.sizes.workers(final["attempt"]):
-                self.fail(f"attempt {final['attempt']} has succeeded, but its workers ended with {codes}")
+            self.success.check(final["attempt"])
         if pod.is_twin:
             return  # nothing reads its outcome
         self.training.check(final)
@@ -241,6 +240,7 @@ class World(Network):
         if code != 0 and not worker.requested:
             self.log_line(f"pod {pod}: rank {worker.rank} of attempt {worker.attempt} ends with {code}")
             self.workers_die(pod, [worker])
+        self.success.ended(worker)
         exited = WorkerExit(worker.rank, code, worker.requested, "", False)
         self.member_does(pod, pod.member.exited(worker.attempt, [exited], self.now(pod)))
 

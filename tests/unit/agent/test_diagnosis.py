@@ -9,7 +9,7 @@ import os
 import pytest
 
 from dtj_agent.group.diagnosis import diagnose, last_exception, start_error_exit_code
-from dtj_agent.group.member import WorkerExit
+from dtj_agent.group.worker_exit import WorkerExit
 from dtj_contract import names
 from tests.unit.agent.coordinator_harness import CoordinatorHarness
 
@@ -254,10 +254,23 @@ def test_import_error_after_a_long_attempt_is_retried() -> None:
 
 
 def test_import_error_of_a_short_attempt_fails_the_job() -> None:
+    """At the second time in a row: the script may have handled the error of the first one, and logged it."""
     harness = running()
     fail(harness, IMPORT, after=names.EARLY_SECONDS - 1)
+    assert harness.coordinator.outcome is None
+    assert "retrying once" in harness.coordinator.history.events[-1]["message"]
+    fail(harness, IMPORT, after=1.0)
     assert harness.coordinator.outcome is not None
     assert harness.coordinator.outcome["reason"] == "ImportFailed"
+
+
+def test_import_error_that_was_not_handled_fails_the_job_at_once() -> None:
+    recorded = "ModuleNotFoundError: No module named 'flash_attn'"
+    found = diagnose(3, 1, IMPORT, False, progressed=False, recorded=recorded)
+    assert (found.reason, found.permanent, found.sure) == ("ImportFailed", True, True)
+    assert not diagnose(3, 1, IMPORT, False, progressed=False).sure
+    other = diagnose(3, 1, IMPORT, False, progressed=False, recorded="ValueError: boom")
+    assert (other.reason, other.permanent) == ("WorkerFailed", False), "the import was handled"
 
 
 MISSING = TRACEBACK + "FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'\n"

@@ -28,10 +28,6 @@ PERMANENT = {
     "no such command": (["no-such-command"], "EntrypointNotFound", "no-such-command"),
     "no such script": ([sys.executable, "-u", "/no/such/train.py"], "EntrypointNotFound", "/no/such/train.py"),
     "no such module": ([sys.executable, "-u", "-m", "no_such_module"], "EntrypointNotFound", "no_such_module"),
-    "a failing import": ([sys.executable, "-c", "import torchh"], "ImportFailed", "No module named 'torchh'"),
-    "a syntax error": ([sys.executable, "-c", "def f(:"], "ScriptError", "SyntaxError: invalid syntax"),
-    "a name error": ([sys.executable, "-c", "optmizer.step()"], "ScriptError", "name 'optmizer' is not defined"),
-    "a breakpoint": ([sys.executable, "-c", "breakpoint()"], "ScriptError", "bdb.BdbQuit"),
     "a wrong flag": ([sys.executable, "-c", ARGPARSE, "--lrr", "1"], "UsageError", "unrecognized arguments: --lrr 1"),
     "exit code 93": ([sys.executable, "-c", "import sys; sys.exit(93)"], "NoRestartExitCode", "93"),
 }
@@ -48,6 +44,25 @@ def test_permanent_error_fails_the_job_at_once_with_its_evidence(
         assert outcome["failure"]["reason"] == reason
 
 
+UNSURE = {
+    "a failing import": ([sys.executable, "-c", "import torchh"], "ImportFailed", "No module named 'torchh'"),
+    "a syntax error": ([sys.executable, "-c", "def f(:"], "ScriptError", "SyntaxError: invalid syntax"),
+    "a name error": ([sys.executable, "-c", "optmizer.step()"], "ScriptError", "name 'optmizer' is not defined"),
+    "a breakpoint": ([sys.executable, "-c", "breakpoint()"], "ScriptError", "bdb.BdbQuit"),
+}
+
+
+@pytest.mark.parametrize(("command", "reason", "evidence"), UNSURE.values(), ids=UNSURE)
+def test_error_that_a_script_may_have_handled_is_tried_twice(
+    tmp_path: Path, command: list[str], reason: str, evidence: str
+) -> None:
+    """A plain start has no record of what ended the script; a forked one has, and fails at once (test_warm.py)."""
+    with running(tmp_path, 1, command) as group:
+        outcome = ends(group)
+        assert (outcome["reason"], outcome["restarts"]["counted"]) == (reason, 1)
+        assert evidence in outcome["message"]
+
+
 HANDLED = """
 import logging, os, sys, time
 try:
@@ -62,6 +77,14 @@ sys.exit(1 if os.environ["DTJ_ATTEMPT"] == "1" else 0)
 def test_handled_import_error_does_not_fail_the_job(tmp_path: Path) -> None:
     """The script trains without the package; it fails once for another reason, without a traceback of that."""
     with running(tmp_path, 1, [sys.executable, "-u", "-c", HANDLED]) as group:
+        assert group.wait_exit(0) == 0, group.logs()
+        assert (group.outcome()["attempt"], group.outcome()["restarts"]["counted"]) == (2, 1)
+
+
+def test_handled_import_error_as_the_last_line_does_not_fail_the_job(tmp_path: Path) -> None:
+    """The script ends without a line of its own, so this end looks like that of the import."""
+    silent = HANDLED.replace('print("trains", flush=True)\n', "")
+    with running(tmp_path, 1, [sys.executable, "-u", "-c", silent]) as group:
         assert group.wait_exit(0) == 0, group.logs()
         assert (group.outcome()["attempt"], group.outcome()["restarts"]["counted"]) == (2, 1)
 

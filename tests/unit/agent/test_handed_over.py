@@ -252,10 +252,10 @@ def test_group_without_other_nodes_restarts_in_place_at_once_and_logs_why_once()
 
 def hand(group: Group, budget: RestartBudget, authorization: str = "") -> int:
     """Hands a budget over in a request, as the operator does. Returns the HTTP status."""
-    leader = group.status()["ordinal"]
+    leader, message = group.status()["ordinal"], encode(OperatorMessage(budget))
     request = urllib.request.Request(
         f"http://127.0.0.1:{group.ports[leader]}/status",
-        headers={"Authorization": authorization or token(), HEADER: encode(OperatorMessage(budget))},
+        headers={"Authorization": authorization or token(message=message), HEADER: message},
     )
     try:
         with urllib.request.urlopen(request, timeout=90) as answer:
@@ -268,6 +268,7 @@ def test_agents_take_a_raised_budget_and_keep_it_through_a_new_leader(tmp_path: 
     with running(tmp_path, 2, DTJ_MAX_RESTARTS="0", DTJ_GENERATION="1") as group:
         group.wait_attempt(1)
         assert hand(group, RestartBudget(2, 1, 3600.0, 20), "Bearer wrong") == 401
+        assert hand(group, RestartBudget(2, 1, 3600.0, 20), token()) == 401, "a token that was read hands nothing over"
         assert hand(group, RestartBudget(3, 2, 3600.0, 20)) == 200
         group.tell("exit-1", "1")
         group.wait_attempt(2)

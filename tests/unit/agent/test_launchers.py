@@ -88,6 +88,33 @@ def test_master_port_is_left_free_for_a_launcher_that_serves_it(
         assert "served by the agent: False" in group.log(0)
 
 
+def test_one_launcher_starts_all_ranks_of_its_pod_and_gets_its_place(tmp_path: Path) -> None:
+    """Four ranks in the spec, and a launcher for each of them, would be sixteen."""
+    script = tmp_path / "torchrun"
+    names = ("NNODES", "NPROC_PER_NODE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+    script.write_text(
+        f"#!{sys.executable}\nimport os\nprint('started', *(os.environ['PET_' + n] for n in {names}),"
+        " os.environ['MASTER_PORT'], flush=True)\n"
+    )
+    script.chmod(0o755)
+    with running(tmp_path, 2, ["sh", "-c", f"exec {script} t.py"], DTJ_PROCESSES_PER_POD="4") as group:
+        assert [group.wait_exit(0), group.wait_exit(1)] == [0, 0], group.logs()
+        for ordinal in (0, 1):
+            (line,) = [line for line in group.log(ordinal).splitlines() if "] started " in line]
+            *place, pet_port, port = line.partition("] started ")[2].split()
+            assert place == ["2", "4", str(ordinal), "127.0.0.1"]
+            assert pet_port == port
+
+
+def test_script_that_is_no_launcher_gets_no_place(tmp_path: Path) -> None:
+    """A torchrun that the script itself starts, such as for an evaluation, would take the variables for its own."""
+    script = tmp_path / "t.py"
+    script.write_text("import os\nprint('found', [n for n in os.environ if n.startswith('PET_')])\n")
+    with running(tmp_path, 1, [sys.executable, str(script)]) as group:
+        assert group.wait_exit(0) == 0
+        assert "found []" in group.log(0)
+
+
 REDUCE = """
 import torch
 import torch.distributed as dist

@@ -18,9 +18,9 @@ from dtj_agent.group.member import (
     SendToCoordinator,
     Spawn,
     Stop,
-    WorkerExit,
 )
 from dtj_agent.group.messages import Now, check
+from dtj_agent.group.worker_exit import WorkerExit
 from dtj_agent.net.auth import Session
 from dtj_contract import names
 

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from dtj_agent.group import outcome
+from dtj_agent.group.goodput import GoodputTracker
 from dtj_agent.group.history import History
+from dtj_agent.group.messages import Now
 from dtj_agent.pages import metrics
 from dtj_agent.workers.progress_board import ProgressBoard
 from dtj_contract import worker_report
@@ -117,6 +119,18 @@ def history() -> History:
     }
     past.checkpoint = {"step": 4, "path": "/c/step-00000004", "time": 2.0}
     return past
+
+
+def test_training_that_resumes_at_its_end_keeps_the_last_step() -> None:
+    """Its only report is that of the end: 100 %, without a step."""
+    tracker = GoodputTracker(History())
+    tracker.started(Now(0.0, 0.0))
+    tracker.report({"rank": 0, "step": 28, "totalSteps": 30, "percent": 93, "stepped": True}, None, Now(1.0, 1.0))
+    tracker.ended(Now(2.0, 2.0))
+    tracker.started(Now(3.0, 3.0))
+    tracker.report({"rank": 0, "percent": 100, "stepped": False}, None, Now(4.0, 4.0))
+    shown = tracker.history.progress or {}
+    assert (shown["step"], shown["totalSteps"], shown["percent"]) == (28, 30, 100)
 
 
 def test_history_survives_json_and_missing_keys() -> None:

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from dtj_agent.group import restart_rules
-from dtj_contract import names
+from dtj_contract import names, rule_names
 from dtj_contract.log_pattern import LogPattern
 from dtj_core.api import restart as api
 from tests.unit.api.specs_restart import GOOD
@@ -86,8 +86,8 @@ def test_agent_reads_every_rule_that_the_api_accepts(case: str) -> None:
 
 def test_lists_of_the_api_are_those_of_the_contract() -> None:
     assert get_args(api.Action) == names.RULE_ACTIONS
-    assert get_args(api.RuleSignal) == names.RULE_SIGNALS
-    assert set(get_args(api.RuleReason)) == set(names.RULE_REASONS)
+    assert get_args(api.RuleSignal) == rule_names.RULE_SIGNALS
+    assert set(get_args(api.RuleReason)) == set(rule_names.RULE_REASONS)
 
 
 # --- the search in a log ----------------------------------------------------------------------------------------------

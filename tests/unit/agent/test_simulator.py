@@ -35,6 +35,7 @@ def test_simulated_worlds_cover_the_outcomes_and_recoveries() -> None:
             seen[recovery["reason"]] += 1
     assert {
         "AllWorkersSucceeded",
+        "Rank0Succeeded",
         "RestartBudgetSpent",
         "InPlace",
         "Pod",

@@ -218,12 +218,13 @@ class Listener:
 
     def __init__(self, group: Group, ordinal: int, authorization: str = "") -> None:
         self.connection = http.client.HTTPConnection("127.0.0.1", group.ports[ordinal], timeout=PATIENCE)
-        self.headers = {"Authorization": authorization or token()}
+        self.authorization = authorization
         self.version = ""
         self.sockets: set[int] = set()
 
     def ask(self, wait: int = MAX_WAIT_SECONDS) -> dict[str, Any]:
-        self.connection.request("GET", f"/status?after={self.version}&wait={wait}", headers=self.headers)
+        headers = {"Authorization": self.authorization or token()}
+        self.connection.request("GET", f"/status?after={self.version}&wait={wait}", headers=headers)
         assert self.connection.sock is not None
         self.sockets.add(self.connection.sock.getsockname()[1])
         with self.connection.getresponse() as answer:

@@ -8,6 +8,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from dtj_agent.build import build
 from dtj_contract import names
 from tests.lib.waiting import wait_until
@@ -51,6 +53,36 @@ def test_agent_forks_every_attempt_and_survives_its_warm_process(tmp_path: Path)
         assert "without" not in group.log(0) + group.log(1)
         warm = [pid for ordinal in (0, 1) for pid in warm_pids(group, ordinal)]
         wait_until("the warm processes to end", lambda: not any(is_alive(pid) for pid in warm))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "counted"),
+    [
+        ("import torchh\n", "ImportFailed", 0),
+        ("import torch\ndef f(:\n", "ScriptError", 0),
+        (
+            "import logging, os, sys\n"
+            "try:\n    import torchh\nexcept ImportError:\n    logging.exception('without')\n"
+            "sys.exit(os.environ['DTJ_ATTEMPT'] == '1')\n",
+            "AllWorkersSucceeded",
+            1,
+        ),
+    ],
+    ids=["an import", "a syntax error", "an import that was handled"],
+)
+def test_error_that_a_forked_script_did_not_handle_fails_the_job_at_once(
+    tmp_path: Path, text: str, reason: str, counted: int
+) -> None:
+    write_site(tmp_path / "site")
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    build(str(tmp_path / "agent.pyz"))
+    environ = {"PYTHONPATH": str(tmp_path / "site"), names.ENV_WARM_WORKERS: names.WARM_AUTO}
+    program = [sys.executable, str(tmp_path / "agent.pyz")]
+    with running(tmp_path, 1, [sys.executable, "-u", str(script)], program, **environ) as group:
+        group.wait_exit(0)
+        assert "without a warm" not in group.log(0)
+        assert (group.outcome()["reason"], group.outcome()["restarts"]["counted"]) == (reason, counted), group.logs()
 
 
 def test_attempt_does_not_wait_for_a_warm_process_that_a_signal_has_stopped(tmp_path: Path) -> None:

@@ -45,7 +45,8 @@ def pair() -> tuple[Session, Session]:
 def test_hmac_equals_the_standard_library() -> None:
     for key in (b"k", b"k" * 64, b"k" * 200):
         assert Mac(key).digest(b"data") == hmac.new(key, b"data", hashlib.sha256).digest()
-    assert status_token(SECRET) == hmac.new(SECRET, b"status", hashlib.sha256).hexdigest()
+    expected = hmac.new(SECRET, b"status\n1790000000\n{}", hashlib.sha256).hexdigest()
+    assert status_token(SECRET, 1790000000.7, "{}") == "1790000000." + expected
 
 
 def test_messages_pass_both_ways_in_any_pieces() -> None:

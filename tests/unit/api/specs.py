@@ -10,7 +10,7 @@ import re
 from copy import deepcopy
 from typing import Any
 
-from tests.unit.api import specs_claims, specs_elastic, specs_restart, specs_shorthands
+from tests.unit.api import specs_claims, specs_conformance, specs_elastic, specs_restart, specs_shorthands
 
 Object = dict[str, Any]
 
@@ -145,6 +145,7 @@ GOOD: dict[str, Object] = {
     "a field that is null": {"processesPerPod": 2, "entrypoint": {"module": "train", "script": None}},
     "nccl without a GPU resource": {"backend": "nccl"},
     **specs_claims.GOOD,
+    **specs_conformance.GOOD,
     **specs_elastic.GOOD,
     **specs_restart.GOOD,
     **specs_shorthands.GOOD,
@@ -310,6 +311,7 @@ BAD: dict[str, tuple[Object, str]] = {
     "a deadline for progress that is too short": ({"progressDeadlineSeconds": 9}, "spec.progressDeadlineSeconds"),
     "a window of no length": ({"restart": {"windowSeconds": 0}}, "spec.restart.windowSeconds"),
     **specs_claims.BAD,
+    **specs_conformance.BAD,
     **specs_elastic.BAD,
     **specs_restart.BAD,
     **specs_shorthands.BAD,

@@ -55,6 +55,7 @@ GOOD: dict[str, Object] = {
             "spec": {"containers": [{"name": "trainer"}, {"name": "x", "image": "x", "env": [{"name": "A"}]}]}
         },
     },
+    "success of rank 0": {"successPolicy": "Rank0"},
     "a queue": {"queueName": "team-a.research"},
     "another controller": {"managedBy": "kueue.x-k8s.io/multikueue"},
     "the operator as the controller": {"managedBy": "training.dtj.dev/dtj-operator"},

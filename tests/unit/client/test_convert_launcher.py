@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from dtj.convert import flags, shell
-from dtj.convert.fields import How
+from dtj.convert import shell
 from dtj.errors import InputError
+from dtj_core.api import launcher_flags as flags
+from dtj_core.api.launcher_flags import How
 from tests.unit.client.converted import IMAGE, at, notes, one
 
 CONTAINER = "spec.template.spec.containers[0]"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dtj.convert import pytorchjob
-from dtj.convert.fields import How
 from dtj.errors import InputError
+from dtj_core.api.launcher_flags import How
 from tests.unit.client.converted import PYTORCHJOB, at, changed, lost, notes, one, parsed
 
 SPECS = "spec.pytorchReplicaSpecs"
@@ -51,6 +51,16 @@ CARRIED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"metadata.uid": "1", "metadata.resourceVersion": "2", "status": {"conditions": [{"type": "Running"}]}},
         {"metadata.uid": None, "status": None},
         ["not needed: metadata.uid", "not needed: status"],
+    ),
+    "successPolicy of all workers": (
+        {"spec.successPolicy": "AllWorkers"},
+        {"spec.successPolicy": None},
+        ["in another form: spec.successPolicy (AllWorkers)"],
+    ),
+    "successPolicy of the master": (
+        {"spec.successPolicy": ""},
+        {"spec.successPolicy": "Rank0"},
+        ["in another form: spec.successPolicy"],
     ),
     "cleanPodPolicy All": ({"spec.runPolicy.cleanPodPolicy": "All"}, {"spec.cleanPodPolicy": "All"}, []),
     "cleanPodPolicy Running": (

@@ -66,6 +66,23 @@ def test_ranks_and_backend_follow_from_flags_and_machine_as_with_torchrun(
     assert (built["backend"], built["processesPerPod"], built["replicas"]) == (backend, processes, 1)
 
 
+@pytest.mark.parametrize(
+    ("command", "flags", "replicas", "processes"),
+    [
+        ("torchrun --nproc-per-node 3 t.py --a", {}, 1, 3),
+        ("torchrun --nnodes 2 --nproc-per-node 3 t.py --a", {}, 2, 3),
+        ("accelerate launch --num_machines 2 --num_processes 8 t.py --a", {}, 2, 4),
+        ("python -m torch.distributed.run --nproc_per_node=3 t.py --a", {"nproc": "2", "nnodes": "3"}, 3, 2),
+    ],
+)
+def test_launcher_is_taken_out_and_its_numbers_hold(
+    command: str, flags: dict[str, str], replicas: int, processes: int
+) -> None:
+    built = spec(LAPTOP, command=command.split(), **flags)
+    assert built["entrypoint"] == {"script": "t.py", "args": ["--a"]}
+    assert (built["replicas"], built["processesPerPod"]) == (replicas, processes)
+
+
 def test_job_of_a_cluster_has_its_pods_gpus_and_volume() -> None:
     built = spec(LAPTOP, here=False, backend="nccl", nnodes="2", nproc="4")
     assert (built["replicas"], built["processesPerPod"], built["image"]) == (2, 4, "dtj-trainer:cuda")
@@ -105,7 +122,7 @@ def test_job_is_named_after_its_script(command: str, name: str) -> None:
         (LAPTOP, {"name": "My_Job"}, "--name My_Job: write a-z, 0-9 and '-'"),
         (LAPTOP, {"name": "n" * 53}, "at most 52 characters"),
         (LAPTOP, {"command": []}, "--: nothing follows; write the script"),
-        (LAPTOP, {"command": ["torchrun", "t.py"]}, "torchrun: dtj starts the ranks itself; write the script"),
+        (LAPTOP, {"command": ["torchrun", "--colour", "t.py"]}, "torchrun: dtj starts the ranks itself, and"),
         (LAPTOP, {"command": ["python"]}, "python: write python train.py, or python -m package.module"),
         (LAPTOP, {"command": ["python", "-c", "1"]}, "-c: write python train.py, or python -m package.module"),
         (LAPTOP, {"command": ["-m"]}, "-m: no module follows; write -m package.module"),

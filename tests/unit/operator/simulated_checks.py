@@ -11,6 +11,7 @@ from dtj_core.plan.model import Object
 from dtj_core.plan.stuck_pods import OVERDUE_SECONDS
 from dtj_core.plan.times import unix
 from dtj_operator.kube.resources import EVENT, JOB, POD, SERVICE, STATEFUL_SET, Resource
+from tests.unit.operator.condition_history import ConditionHistory
 from tests.unit.operator.simulated_api import is_pod_of, owner_uids
 
 if TYPE_CHECKING:
@@ -24,12 +25,13 @@ FINAL = (Reason.SUCCEEDED, Reason.RESTART_BUDGET_SPENT, *BY_CLOCK)
 class Checks:
     def __init__(self, world: World) -> None:
         self._world = world
+        self.history = ConditionHistory(world)
         self.ended: dict[str, str] = {}
         """How each job ended, by uid."""
 
     # --- at each write --------------------------------------------------------------------------------------------
 
-    def status_written(self, body: Object, now: float) -> None:
+    def status_written(self, body: Object, now: float, operator: int) -> None:
         """Checks a status write that the API server will accept. `now`: by the clock of the operator."""
         metadata, new = body["metadata"], body["status"]
         if "resourceVersion" not in metadata or "uid" not in metadata:
@@ -38,6 +40,7 @@ class Checks:
         if live is None or any(live["metadata"][key] != metadata[key] for key in ("uid", "resourceVersion")):
             return
         old, uid = live.get("status", {}), metadata["uid"]
+        self.history.written(uid, old, new, operator)
         if is_finished(old):
             for kind in (names.COMPLETE, names.FAILED):
                 if find_condition(old, kind) != find_condition(new, kind):

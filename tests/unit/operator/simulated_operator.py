@@ -128,7 +128,7 @@ class Client:
             if resource is STATEFUL_SET:
                 self._world.checks.stateful_set_applied(self.served)
             if subresource:
-                self._world.checks.status_written(body, self._operator.wall())
+                self._world.checks.status_written(body, self._operator.wall(), self._operator.number)
             return self._world.api.apply(resource, body, subresource, force=force)
 
         applied: Object = await self._call("apply", resource, act, subresource or name)
@@ -281,7 +281,8 @@ class Operator:
         self.wall = lambda: world.wall() + skew
         recorder = EventRecorder(self.client, f"operator-{number}", now=self.wall)
         executor = PlanExecutor(self.client, self.cache, self.observer, recorder)
-        controller = Controller(self.queue, self.observer, executor, plan, world.settings, measures, now=self.wall)
+        planner = world.checks.history.recorded(number, plan)
+        controller = Controller(self.queue, self.observer, executor, planner, world.settings, measures, now=self.wall)
         controller._rejections._now = world.clock
         resync = Resync(self.cache, self.queue, self.observer, measures, RESYNC_SECONDS, uniform=world.rng.uniform)
         self.reconciling = Reconciling(self.cache, self.queue, controller, resync, self.listeners, WORKERS)

@@ -228,3 +228,53 @@ def test_pods_without_a_change_that_is_read_wake_nobody() -> None:
     pods.event(None, "ADDED", pods.kind.trim(stored("j-0", 1, status={"conditions": [condition]})))
     again = pods.kind.trim(stored("j-0", 2, status={"conditions": [condition | {"lastProbeTime": "2"}], "hostIP": "h"}))
     assert pods.event(None, "MODIFIED", again) == set()
+
+
+def test_runtime_wakes_the_jobs_that_wait_for_it_and_no_others() -> None:
+    """A job that has taken its runtime is none of them: a change of the runtime must cost it nothing."""
+    server = Server()
+    refers = {"spec": {"runtimeRef": {"name": "gpu"}}}
+    server.listed[names.PLURAL] = [
+        [
+            stored("waits", 1, **refers),
+            stored("has", 2, **refers, status={"runtime": {"name": "gpu"}}),
+            stored("other", 3, spec={"runtimeRef": {"name": "cpu"}}),
+            stored("none", 4),
+        ]
+    ]
+    runtime = {"metadata": {"name": "gpu", "uid": "r", "resourceVersion": "101"}, "spec": {"image": "a"}}
+    server.watches[names.RUNTIME_PLURAL] = [[[("ADDED", runtime)]]]
+
+    async def test(cache: Cache, woken: list[Any]) -> None:
+        await cache.synced()
+        await asyncio.sleep(3.0)
+        assert [key for key, _ in woken] == [("ns", "waits")]
+        found = cache.runtime({"spec": {"runtimeRef": {"name": "gpu"}}})
+        assert found is not None
+        assert found["spec"] == {"image": "a"}
+        assert cache.runtime({"spec": {}}) is None
+
+    caching(server, test)
+
+
+@pytest.mark.parametrize(
+    "missing", [errors.ObjectNotFound("no such path", status=404), errors.Forbidden("cannot list", status=403)]
+)
+def test_runtimes_that_are_not_served_or_not_allowed_stop_no_operator(missing: Exception) -> None:
+    server = Server()
+    server.listed[names.RUNTIME_PLURAL] = [missing, []]
+
+    async def test(cache: Cache, woken: list[Any]) -> None:
+        await cache.synced()
+        assert server.of(names.RUNTIME_PLURAL) == ["list"]
+        await asyncio.sleep(3.0)
+        assert server.of(names.RUNTIME_PLURAL) == ["list", "list", "watch 100"], "they are found once they are there"
+
+    caching(server, test)
+
+
+def test_runtimes_are_read_in_the_whole_cluster_whatever_namespaces_are_served() -> None:
+    cache = Cache(Mock(), ("a", "b"), Metrics("1"), lambda key, seconds: None)
+    scopes = [(each._kind.resource.plural, each._scope) for each in cache._reflectors]
+    assert [scope for plural, scope in scopes if plural == names.RUNTIME_PLURAL] == [None]
+    assert [scope for plural, scope in scopes if plural == names.PLURAL] == ["a", "b"]

@@ -8,6 +8,14 @@ from pathlib import Path
 from dtj_operator import rbac, settings
 from dtj_operator.metrics import Metrics
 
+RIGHTS = (
+    rbac.RULES
+    | rbac.RUNTIME_RULES
+    | rbac.ELECTION_RULES
+    | rbac.KUEUE_RULES
+    | rbac.KUEUE_CLUSTER_RULES
+    | rbac.POD_GROUP_RULES
+)
 PAGE = (Path(__file__).parents[3] / "docs/reference/operator.md").read_text()
 
 
@@ -23,7 +31,7 @@ def test_metrics_page_lists_exactly_the_metrics() -> None:
 
 
 def test_every_right_is_on_the_page() -> None:
-    for (_, resource), verbs in (rbac.RULES | rbac.ELECTION_RULES).items():
+    for (_, resource), verbs in RIGHTS.items():
         row = next((line for line in PAGE.splitlines() if line.startswith(f"| `{resource}`")), None)
         assert row is not None, resource
         assert row.split("|")[2].strip() == ", ".join(verbs), resource

@@ -337,6 +337,25 @@ def test_later_of_two_installations_that_overlap_waits(
 
 
 @virtually
+async def test_installation_acts_only_once_its_claim_was_looked_at() -> None:
+    """The lease is held meanwhile, and no call that writes is sent."""
+    server = LeaseServer()
+    replica, _ = installation(server, "x")
+    permit = replica.leadership._permit
+    assert isinstance(permit, Claims)
+    permit._client.cut_off = True  # type: ignore[attr-defined]
+    replica.start()
+    await until(lambda: replica.leadership._election.leads)
+    await asyncio.sleep(1)
+    assert not replica.leadership.leads
+    with pytest.raises(errors.NotLeader):
+        replica.leadership.fence()
+    permit._client.cut_off = False  # type: ignore[attr-defined]
+    await until(lambda: replica.may_write)
+    await replica.kill()
+
+
+@virtually
 async def test_restart_of_the_older_installation_keeps_its_precedence() -> None:
     server = LeaseServer()
     (first, _), (second, _) = installation(server, "x"), installation(server, "y")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dtj_contract import names
-from dtj_core.plan.children import agent_key
+from dtj_core.plan.agent_keys import agent_key
 from dtj_operator.agent_client import AgentClient
 from dtj_operator.following.listeners import AgentListeners
 from tests.lib.waiting import wait_until_async

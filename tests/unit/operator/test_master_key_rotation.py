@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +16,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from dtj_contract.status_token import status_token
-from dtj_core.plan.children import agent_key
+from dtj_contract.operator_message import HEADER
+from dtj_contract.status_token import CLOCK_HEADER, bearer_is_valid
+from dtj_core.plan.agent_keys import agent_key
 from dtj_core.plan.model import Settings
 from dtj_operator import app, settings
 from dtj_operator.agent_client import AgentClient
@@ -32,8 +34,8 @@ def test_agent_is_polled_with_the_key_it_was_started_with(has: Settings, asked: 
 
     async def answer(request: web.Request) -> web.Response:
         questions.append(request.headers["Authorization"])
-        if questions[-1] != "Bearer " + status_token(agent_key("u1", has).encode()):
-            return web.Response(status=401)
+        if not bearer_is_valid(agent_key("u1", has).encode(), questions[-1], time.time(), request.headers[HEADER]):
+            return web.Response(status=401, headers={CLOCK_HEADER: f"{time.time():.0f}"})
         return web.json_response({"uid": "u1", "version": 1})
 
     async def main() -> list[Any]:
@@ -46,7 +48,9 @@ def test_agent_is_polled_with_the_key_it_was_started_with(has: Settings, asked: 
         agents = AgentClient(replace(NEW, agent_port=port), seconds=30)
         pod = {"metadata": {"name": "j-0"}, "status": {"podIP": "127.0.0.1"}}
         try:
-            return [await agents.search(job(), [pod], "{}") for _ in range(4)]
+            answers = [await agents.search(job(), [pod], "{}") for _ in range(4)]
+            assert agents.with_previous_key() == (1 if has is OLD else 0)
+            return answers
         finally:
             await agents.close()
             await runner.cleanup()

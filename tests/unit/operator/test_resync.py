@@ -40,6 +40,20 @@ def test_start_queues_all_jobs_and_those_that_have_ended_last() -> None:
     resync(test)
 
 
+def test_start_takes_jobs_that_nobody_has_planned_for_before_all_others() -> None:
+    client = FakeClient()
+    for name, seen in (("a-known", 2), ("b-edited", 1), ("c-new", None)):
+        found = job({"phase": names.RUNNING, "observedGeneration": seen} if seen else None, name=name)
+        client.objects["distributedtrainingjobs", name] = found | {"metadata": found["metadata"] | {"generation": 2}}
+
+    async def main() -> None:
+        queue: WorkQueue[Any] = WorkQueue(Metrics("1"))
+        Resync(FakeCache(client), queue, Mock(), Metrics("1"), 100.0).queue_all()
+        assert [key and key[1] for key in [await queue.get() for _ in range(3)]] == ["b-edited", "c-new", "a-known"]
+
+    run(main())
+
+
 def test_job_that_ended_is_never_looked_at_again() -> None:
     async def test(made: Resync, queue: WorkQueue[Any], metrics: Metrics) -> None:
         made.queue_unfinished()

@@ -9,7 +9,7 @@ from typing import Any
 
 from dtj_contract import names
 from dtj_core.plan import plan
-from dtj_core.plan.model import Apply, Event, Nudge, Object, Observed, Plan, Settings
+from dtj_core.plan.model import Annotate, Apply, Event, Nudge, Object, Observed, PatchStatus, Plan, Settings
 from dtj_core.plan.times import rfc3339
 
 NOW = 1_790_000_000.0
@@ -194,6 +194,15 @@ class World:
                 self.job["status"] = deepcopy(step)
         elif isinstance(step, Apply):
             self._apply(step.body)
+        elif isinstance(step, Annotate):
+            self.writes.append("annotate")
+            child = step.stateful_set
+            annotations = {**child["metadata"].get("annotations", {}), **step.annotations}
+            self.see(stateful_set={**child, "metadata": child["metadata"] | {"annotations": annotations}})
+        elif isinstance(step, PatchStatus):
+            self.writes.append(f"patch {step.observed['kind']}")
+            seen = {**step.observed, "status": {**step.observed.get("status", {}), **deepcopy(step.status)}}
+            self.observed = replace(self.observed, workload=seen)
         elif isinstance(step, Nudge):
             self.writes.append("nudge")
             child = step.stateful_set
@@ -208,6 +217,8 @@ class World:
             elif step.kind == "Pod":
                 left = tuple(pod for pod in self.observed.pods if pod["metadata"]["uid"] != step.uid)
                 self.observed = replace(self.observed, pods=left)
+            elif step.kind == "Workload":
+                self.observed = replace(self.observed, workload=None)
             else:
                 assert step.uid == UID
                 self.job = None
@@ -216,6 +227,8 @@ class World:
         self.writes.append(f"apply {body['kind']}")
         if body["kind"] == "Service":
             self.observed = replace(self.observed, service=service())
+        elif body["kind"] == "Workload":
+            self.observed = replace(self.observed, workload={**body, "metadata": body["metadata"] | {"uid": "wl-uid"}})
         elif body["kind"] == "StatefulSet":
             existing = self.observed.stateful_set
             self.runs += existing is None

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from dtj_core.plan import children, plan
+from dtj_contract import names
+from dtj_core.plan import plan
+from dtj_core.plan.agent_keys import agent_key
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Apply, Observed
 from dtj_core.plan.times import rfc3339
@@ -44,7 +46,7 @@ def test_agent_key_is_64_hex_digits_and_stable() -> None:
     key = base64.b64decode(applied()["Secret"]["data"]["key"]).decode()
     assert len(key) == 64
     assert int(key, 16)
-    assert key == children.agent_key(UID, SETTINGS) != children.agent_key("other", SETTINGS)
+    assert key == agent_key(UID, SETTINGS) != agent_key("other", SETTINGS)
 
 
 def test_service_is_headless_and_publishes_unready_pods() -> None:
@@ -207,3 +209,22 @@ def test_starting_pod_is_checked_again_and_unscheduled_pod_is_not() -> None:
     waiting["spec"] = {}
     wanted = plan(stored, seen, NOW + 100, SETTINGS)
     assert (wanted.actions, wanted.requeue_after) == ((), None)
+
+
+def test_secret_of_a_running_job_keeps_its_key_when_the_master_key_is_replaced() -> None:
+    """A new pod with another key could not join the agents that run."""
+    from dataclasses import replace
+
+    stored, child = started()
+    waiting = pod(1, phase="Pending")
+    waiting["metadata"]["creationTimestamp"] = rfc3339(NOW)
+    seen = Observed(stateful_set=child, service=service(), pods=(pod(0), waiting, pod(2)), agent=agent())
+    rotated = replace(SETTINGS, master_key=b"new", previous_master_key=SETTINGS.master_key)
+    made = [a.body for a in plan(stored, seen, NOW + 10, rotated).actions if isinstance(a, Apply)]
+    assert [body["data"] for body in made] == [applied()["Secret"]["data"]]
+    fresh = {a.body["kind"]: a.body for a in plan(job(), Observed(), NOW, rotated).actions if isinstance(a, Apply)}
+    assert fresh["Secret"]["data"] != applied()["Secret"]["data"], "a new run takes the new key"
+    assert (
+        len({each["StatefulSet"]["metadata"]["annotations"][names.ANNOTATION_AGENT_KEY] for each in (fresh, applied())})
+        == 2
+    )

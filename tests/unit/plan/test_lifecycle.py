@@ -61,14 +61,13 @@ def test_agent_that_never_answered_is_named_in_the_condition() -> None:
     assert "NetworkPolicy" in condition(status, "Running")["message"]
 
 
-def test_short_job_of_three_pods_costs_ten_writes() -> None:
+def test_short_job_of_three_pods_costs_nine_writes() -> None:
     world = run_to_completion(20)
     assert world.writes == [
         "apply Secret",
         "apply Service",
         "apply StatefulSet",
         "status",
-        "event ChildrenCreated",
         "status",
         "event WorkersRunning",
         "status",
@@ -79,7 +78,7 @@ def test_short_job_of_three_pods_costs_ten_writes() -> None:
 
 
 def test_longer_job_costs_one_more_write_per_half_minute() -> None:
-    assert len(run_to_completion(20 + 120).writes) == 10 + 4
+    assert len(run_to_completion(20 + 120).writes) == 9 + 4
 
 
 def test_outcome_is_written_before_pods_are_deleted() -> None:
@@ -132,11 +131,12 @@ def test_progress_is_written_after_thirty_seconds() -> None:
     assert plan(job(running.status), seen, NOW + 30, SETTINGS).status["progress"]["step"] == 7
 
 
-def test_first_reconcile_creates_all_children_and_an_event() -> None:
+def test_first_reconcile_creates_all_children_and_its_status_reports_them() -> None:
     first = plan(job(), Observed(), NOW, SETTINGS)
     assert [a.body["kind"] for a in first.actions if isinstance(a, Apply)] == ["Secret", "Service", "StatefulSet"]
-    assert [event.reason for event in first.events] == ["ChildrenCreated"]
+    assert first.events == (), "an event is one more write, and would state the same"
     assert first.status["phase"] == "Pending"
+    assert condition(first.status, "Running")["message"] == "creating the pods"
     assert first.status["startTime"] == "2026-09-21T14:13:20Z"
 
 
@@ -151,7 +151,7 @@ def test_rejected_template_fails_the_job_with_the_servers_message() -> None:
     message = 'StatefulSet.apps "digits" is invalid: spec.template.spec.containers[0].image: Required value'
     end = plan(job(), Observed(rejection=message), NOW, SETTINGS)
     assert condition(end.status, "Failed")["reason"] == "TemplateRejected"
-    assert condition(end.status, "Failed")["message"] == message
+    assert condition(end.status, "Failed")["message"] == message + "; in the job: spec.image"
     assert end.actions == ()
     after = plan(job(end.status), Observed(), NOW, SETTINGS)
     assert (after.actions, after.requeue_after) == ((), None)

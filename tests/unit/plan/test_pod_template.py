@@ -110,6 +110,15 @@ def test_hang_detection_is_in_the_environment_only_if_set() -> None:
     assert given(hangDetection=hangs, progressDeadlineSeconds=900) == ["Report", "60", "900"]
 
 
+def test_success_policy_is_in_the_environment_only_if_set() -> None:
+    def given(**spec: Any) -> Any:
+        return {one["name"]: one.get("value") for one in pod_spec(**spec)["containers"][0]["env"]}.get(
+            "DTJ_SUCCESS_POLICY"
+        )
+
+    assert (given(), given(successPolicy="AllRanks"), given(successPolicy="Rank0")) == (None, None, "Rank0")
+
+
 def test_pod_meets_the_restricted_standard_by_default() -> None:
     spec = pod_spec(**template({"containers": [{"name": "trainer"}, {"name": "sidecar", "image": "s"}]}))
     security = spec["securityContext"]

@@ -130,3 +130,21 @@ def test_stragglers_are_those_of_the_last_report() -> None:
     assert "stragglers" not in merged(status)
     follower = {"ordinal": 1, "leader": {"ordinal": 0, "pod": "digits-0", "epoch": 1}}
     assert merged(status, **follower)["stragglers"] == [slow], "a follower does not know them"
+
+
+def test_estimates_of_a_script_are_shown_until_a_speed_is_known() -> None:
+    estimate = {"percent": 40, "remainingSeconds": 90.0}
+    status = merged({}, progress={"time": NOW, "optimizerSteps": 12, **estimate})["progress"]
+    assert (status["percent"], status["eta"], status["step"]) == (40, rfc3339(NOW + 90), 12)
+    assert "remainingSeconds" not in status
+    first = merged({}, progress=at(100, 0) | estimate)
+    assert (first["progress"]["percent"], first["progress"]["eta"]) == (10.0, rfc3339(NOW + 90))
+    later = merged(first, progress=at(400, 30) | estimate)
+    assert (later["progress"]["percent"], later["progress"]["eta"]) == (40.0, rfc3339(NOW + 30 + 60))
+
+
+def test_script_that_has_ended_its_training_is_at_100_percent() -> None:
+    """Its last report may be some steps old, and it may have stopped early."""
+    status = merged({}, progress=at(990, 0) | {"percent": 100, "remainingSeconds": 0})["progress"]
+    assert (status["percent"], status["step"]) == (100, 990)
+    assert "eta" not in status

@@ -106,7 +106,7 @@ def test_rejected_new_job_fails_with_the_servers_message() -> None:
     failed = condition(world.status, "Failed")
     assert (failed["reason"], failed["message"]) == (
         "TemplateRejected",
-        "spec.template.spec.containers[0].image: Required value",
+        "spec.template.spec.containers[0].image: Required value; in the job: spec.image",
     )
 
 

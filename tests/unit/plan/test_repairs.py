@@ -31,7 +31,7 @@ def made(generation: int = 1, **annotations: str) -> Any:
     child = started()[1]
     metadata = child["metadata"] | {"generation": generation, "creationTimestamp": rfc3339(NOW)}
     metadata["annotations"] = metadata["annotations"] | annotations
-    return child | {"metadata": metadata}
+    return child | {"metadata": metadata, "status": {"observedGeneration": generation}}
 
 
 def applied(wanted: Any, kind: str) -> Any:
@@ -125,6 +125,16 @@ def test_statefulset_with_missing_pods_is_nudged_at_intervals(seconds: float, nu
     child = made(**({names.ANNOTATION_NUDGED: rfc3339(NOW + nudged)} if nudged else {}))
     wanted = look(child, NOW + seconds, **SHORT)
     assert wanted.actions == (Nudge(stateful_set=child, time=rfc3339(NOW + seconds)),) * times
+
+
+@pytest.mark.parametrize(("generation", "seen", "times"), [(1, None, 0), (1, 1, 1), (2, 1, 0), (2, 2, 1)])
+def test_statefulset_that_its_controller_has_not_come_to_is_not_nudged(
+    generation: int, seen: int | None, times: int
+) -> None:
+    child = made()
+    child["metadata"]["generation"] = generation
+    child["status"] = {} if seen is None else {"observedGeneration": seen}
+    assert len([each for each in look(child, NOW + 100, **SHORT).actions if isinstance(each, Nudge)]) == times
 
 
 def test_statefulset_with_all_pods_is_not_nudged() -> None:

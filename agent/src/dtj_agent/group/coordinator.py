@@ -33,6 +33,7 @@ from dtj_agent.group.lifecycle import PHASE_RENDEZVOUS, PHASE_RUNNING, PHASE_STO
 from dtj_agent.group.messages import DONE, FINISHED, IDLE, Message, Now
 from dtj_agent.group.restart_policy import Fail
 from dtj_agent.group.roster import Peer, Roster, listed
+from dtj_agent.group.success_policy import SuccessPolicy
 from dtj_agent.group.witnesses import Witnesses
 from dtj_contract.names import Reason
 from dtj_contract.operator_message import OperatorMessage
@@ -57,6 +58,7 @@ class Coordinator:
         self.roster = Roster(spec)
         self.lifecycle = AttemptLifecycle(spec, self.roster, history, self.outbox, now)
         self.policy = self.lifecycle.policy
+        self._success = SuccessPolicy(spec.success_policy)
         witnesses = Witnesses(self.roster)
         self.formation = Formation(spec, self.roster, witnesses, self.outbox, now)
         self.ending = Ending(spec, self.formation, self.roster, witnesses, self.outbox)
@@ -140,6 +142,7 @@ class Coordinator:
         if newer is not None:
             self.lifecycle.continue_from(newer)
         self.roster.add(Peer(conn, hello, now))
+        self._success.heard(hello)
         final = self.ending.met(hello, self._known_attempt) if self.outcome is None else None
         if final is not None:
             self._finish(final)
@@ -163,6 +166,7 @@ class Coordinator:
         if peer is None:
             return []
         peer.hears(message, now)
+        self._success.heard(message)
         kind = message["type"]
         if kind == "event":
             self.goodput.event(message["event"], now)
@@ -258,7 +262,7 @@ class Coordinator:
     # --- what follows ---------------------------------------------------------------------------------------------
 
     def _advance(self, now: Now) -> List[Effect]:
-        if self.phase == PHASE_RUNNING and self.lifecycle.attempt.is_done:
+        if self.outcome is None and self._success.is_met(self.lifecycle, self._known_attempt):
             self._succeed(now)
         if self.phase == PHASE_RUNNING:
             self.lifecycle.resize(self.formation.due(self.lifecycle.attempt, self.history, now), now)
@@ -352,8 +356,7 @@ class Coordinator:
         self.lifecycle.start(attempt, chosen, {"epoch": self.epoch.number, "leader": self.ordinal}, now)
         self._sent_revision = self.history.revision
         self._send_all(self.roster.in_state(IDLE), self._history_message())
-        pods = listed([peer.pod for peer in chosen], len(chosen))
-        self.outbox.log("attempt %d starts on %s" % (attempt, pods))
+        self.outbox.log("attempt %d starts on %s" % (attempt, listed([peer.pod for peer in chosen], len(chosen))))
 
     # --- the job ends ---------------------------------------------------------------------------------------------
 
@@ -363,9 +366,7 @@ class Coordinator:
         return max(self.history.attempt, 0 if self.outcome is None else outcome.ended_attempt(self.outcome))
 
     def _succeed(self, now: Now) -> None:
-        attempt = self.lifecycle.attempt
-        text = "all %d workers of attempt %d exited with 0" % (attempt.world_size, attempt.number)
-        self._end(outcome.SUCCEEDED, Reason.SUCCEEDED, text, None, now)
+        self._end(outcome.SUCCEEDED, *self._success.describe(self.lifecycle.attempt), None, now)
 
     def _is_charged_out(self, now: Now) -> bool:
         """Charges the deferred failure, if any. Returns whether it ends the job, now or soon."""

@@ -63,6 +63,8 @@ class Diagnosis(NamedTuple):
     permanent: bool
     """Whether another attempt would end the same way."""
     message: str
+    sure: bool = True
+    """Whether the script is known not to have handled the error that is permanent."""
 
 
 def signal_name(exit_code: int) -> Optional[str]:
@@ -119,7 +121,7 @@ def diagnose(
     missing = _missing_entrypoint(exit_code, tail)
     if missing is not None and not progressed:
         return _because(Reason.ENTRYPOINT_NOT_FOUND, "rank %d: the entrypoint can't be started: %s" % (rank, missing))
-    early = None if progressed else _early_error(rank, exit_code, tail)
+    early = None if progressed else _early_error(rank, exit_code, tail, recorded)
     if early is not None:
         return early
     return _because(Reason.WORKER_FAILED, "rank %d exited with code %d%s" % (rank, exit_code, detail))
@@ -129,21 +131,26 @@ def _because(reason: str, message: str) -> Diagnosis:
     return Diagnosis(reason, reason in names.PERMANENT, message)
 
 
-def _early_error(rank: int, exit_code: int, tail: str) -> Optional[Diagnosis]:
+def _early_error(rank: int, exit_code: int, tail: str, recorded: Optional[str]) -> Optional[Diagnosis]:
     """Returns the error that ended a script before its first step; None if its last line is no error.
 
-    Only the very last line counts, because a script may handle and log the same errors.
+    Only the very last line counts, because a script may handle and log the same errors. A script that
+    then ends without a line of its own looks the same, unless the error was recorded as not handled.
     """
     last = _last_line(tail)
+    if recorded and exit_code == 1:
+        last = recorded
     kind = last.partition(":")[0]
     if exit_code == 2 and _USAGE_LINE.match(last) and _USAGE_TEXT.search(tail):
         return _because(Reason.USAGE_ERROR, "rank %d rejected its arguments: %s" % (rank, last))
     if exit_code != 1:
         return None
     if kind in _IMPORT_ERRORS:
-        return _because(Reason.IMPORT_FAILED, "rank %d failed to import a module: %s" % (rank, last))
+        found = _because(Reason.IMPORT_FAILED, "rank %d failed to import a module: %s" % (rank, last))
+        return found._replace(sure=bool(recorded))
     if kind in _SCRIPT_ERRORS:
-        return _because(Reason.SCRIPT_ERROR, "rank %d failed before its first step: %s" % (rank, last))
+        found = _because(Reason.SCRIPT_ERROR, "rank %d failed before its first step: %s" % (rank, last))
+        return found._replace(sure=bool(recorded))
     if kind == "FileNotFoundError":
         return _because(Reason.FILE_NOT_FOUND, "rank %d did not find a file before its first step: %s" % (rank, last))
     return None

@@ -25,6 +25,11 @@ STARTING = ("loading", "compiling")
 """Phases before the first step, in which nothing is trained."""
 
 
+SHOWN = ("step", "totalSteps", "loss", "samplesPerSecond", "optimizerSteps")
+ESTIMATES = ("percent", "remainingSeconds")
+"""The script's own estimates, which few scripts report."""
+
+
 class GoodputTracker:
     """Writes into `history`; a new attempt begins with `started`."""
 
@@ -145,14 +150,17 @@ class GoodputTracker:
         """Keeps the steps of a report, unless those of a better reporter are known."""
         rank, step, counted = report.get("rank"), report.get("step"), report.get("optimizerSteps")
         # A count never replaces a step that the script has reported, in whichever attempt.
-        if not isinstance(rank, int) or (step is None and (not counted or self.last_step is not None)):
+        has_own = step is not None or report.get("percent") is not None
+        if not isinstance(rank, int) or (not has_own and (not counted or self.last_step is not None)):
             return
         reporter = (step is None, rank)
         if self._reporter is not None and reporter > self._reporter:
             return
         self._reporter = reporter
-        keys = ("step", "totalSteps", "loss", "samplesPerSecond", "optimizerSteps")
-        kept = {key: report.get(key) for key in keys}
+        kept = {key: report.get(key) for key in SHOWN}
+        kept.update((key, report[key]) for key in ESTIMATES if report.get(key) is not None)
+        if step is None and self.last_step is not None:  # a training that resumes at its end reports no step
+            kept["step"], kept["totalSteps"] = self.last_step, (self.history.progress or {}).get("totalSteps")
         self.history.progress = dict(kept, metrics=report.get("metrics") or {}, time=now.wall)
         restart_policy.step_done(self.history, number(step))
 

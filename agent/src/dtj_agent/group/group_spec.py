@@ -58,6 +58,8 @@ class GroupSpec(NamedTuple):
     """Whether there is a volume, whose lease fences a coordinator that was replaced."""
     grace: float = 25.0
     """SIGTERM to SIGKILL of the workers of a group that is resized, which lets a trainer save."""
+    success_policy: str = names.SUCCESS_ALL
+    """The ranks whose success is that of the job (success_policy.py)."""
 
     @property
     def size(self) -> GroupSize:

@@ -15,6 +15,8 @@ from dtj_agent.group import diagnosis, outcome
 from dtj_agent.group.effects import Log
 from dtj_agent.group.history import History, number
 from dtj_agent.group.messages import DONE, FINISHED, IDLE, PROTOCOL_VERSION, RUNNING, STOPPING, STUCK, Message, Now
+from dtj_agent.group.success_policy import RANK_ZERO_DONE, is_rank_zero_done
+from dtj_agent.group.worker_exit import WorkerExit
 from dtj_contract import names
 
 
@@ -80,28 +82,7 @@ class Identity(NamedTuple):
     """Seconds from SIGTERM to SIGKILL of the workers when the pod terminates."""
     stop_grace: float = names.STOP_GRACE_SECONDS
     """Seconds from SIGTERM to SIGKILL of the workers when the group has failed."""
-
-
-class WorkerExit(NamedTuple):
-    """A worker that has ended.
-
-    `requested`: the agent's own signal ended it, so the end is no failure.
-    """
-
-    rank: int
-    exit_code: int
-    requested: bool
-    log_tail: str
-    oom: bool
-    recorded: str = ""
-    """The message in the worker's error file."""
-
-    def evidence(self, room: int) -> Dict[str, Any]:
-        """Returns the failure for the coordinator, with `room` characters of the worker's own text."""
-        recorded = self.recorded[: room // 4]
-        tail = self.log_tail[-(room - len(recorded)) :]
-        evidence = {"rank": self.rank, "exitCode": self.exit_code, "logTail": tail, "oom": self.oom}
-        return {**evidence, "recorded": recorded} if recorded else evidence
+    success_policy: str = names.SUCCESS_ALL
 
 
 class Member:
@@ -127,6 +108,8 @@ class Member:
         """Whether this pod has been part of the group (witnesses.py)."""
         self.held: Optional[Message] = saved.get("held")
         """An outcome that ends the job as soon as a majority holds it (ending.py)."""
+        self._rank_zero_done = int(number(saved.get(RANK_ZERO_DONE)))
+        """The last attempt in which rank 0 ran here and succeeded (success_policy.py)."""
         self._led_by = int(saved.get("ledBy") or 0)
         """The ordinal that leads the attempt."""
         self.linked = False
@@ -181,6 +164,7 @@ class Member:
             "state": self.state, "attempt": self.attempt, "history": self.history.to_json(), "outcome": self.outcome,
             "crashed": self.crashed, "terminated": self.terminated, "interrupted": interrupted,
             "promised": self.promised, "remembers": self.remembers, "held": self.held,
+            RANK_ZERO_DONE: self._rank_zero_done,
         }  # fmt: skip
 
     def received(self, message: Message, now: Now) -> List[Effect]:
@@ -216,6 +200,9 @@ class Member:
             self._working.pop(worker.rank, None)
         failures = [worker for worker in exits if worker.exit_code != 0 and not worker.requested]
         effects: List[Effect] = []
+        if self.identity.success_policy == names.SUCCESS_RANK_0 and is_rank_zero_done(exits):
+            self._rank_zero_done = attempt
+            effects += [Save(), SendToCoordinator({"type": "beat", "attempt": attempt, RANK_ZERO_DONE: attempt})]
         if failures and not self.leaving:
             room = names.MAX_EVIDENCE_CHARS // len(failures)
             evidence = [worker.evidence(room) for worker in failures]
@@ -290,6 +277,7 @@ class Member:
             "remembers": self.remembers,
             "held": self.held,
             "ledBy": self._led_by,
+            RANK_ZERO_DONE: self._rank_zero_done,
             "history": self.history.to_json(),
         }
 

@@ -7,9 +7,10 @@ A member dials the coordinator (election.py finds it; the one in the same proces
     coordinator -> member   start, stop, hold, finish, history, promise, remember, beat
     anyone -> anyone        announce, answered by `known`: where an agent and the coordinator are
 
-A beat of a member may hold `attempt`, `ranks` (vitals.py), `stacks` (rank -> text) and `warming` (its
-warm process still imports); one of the coordinator may hold `stacks`, the attempt whose stacks it
-requests. Agents of older versions ignore these keys. `remember` goes only to agents whose hello holds `remembers`.
+A beat of a member may hold `attempt`, `ranks` (vitals.py), `stacks` (rank -> text), `warming` (its
+warm process still imports) and `rankZeroDone` (success_policy.py); one of the coordinator may hold `stacks`,
+the attempt whose stacks it requests. Agents of older versions ignore these keys. `remember` goes only to agents
+whose hello holds `remembers`.
 
 The coordinator's `start`, `history` and beats hold its `epoch` (election.py).
 

@@ -4,9 +4,9 @@
 |----------------------------------------|-------------------------------------------------------------|
 | what a rule of the user matches        | the rule's action (restart_rules.py)                        |
 | a permanent error (names.PERMANENT)    | the job fails                                               |
+| the same, if it may have been handled  | counted; the job fails at the second in a row               |
 | a file not found before the first step | counted; the job fails after FILE_NOT_FOUND_TRIES in a row  |
-| another failure of a worker            | counted; waits if attempts end soon and without a step      |
-| a rank that hangs                      | the same                                                    |
+| another failure of a worker, a hang    | counted; waits if attempts end soon and without a step      |
 | a crashed agent, a stuck worker, a     | counted                                                     |
 | container killed for its memory        |                                                             |
 | a lost connection, both agents alive   | free three times without progress, then counted; waits      |
@@ -22,9 +22,8 @@ the job fails. After `max_without_progress` counted restarts without progress th
 however long that took. Progress gives back: a new checkpoint refills the whole budget, a step that
 no attempt had done forgives losses.
 
-A failure is answered at once, because that is what an agent is for. The next attempt waits only
-where the one before ended soon and without a step, so that a volume or a name server that is away
-for a minute does not cost the whole budget.
+The next attempt waits only where the one before ended soon and without a step, so that a volume or
+a name server that is away for a minute does not cost the whole budget.
 """
 
 from __future__ import annotations
@@ -148,9 +147,17 @@ class RestartPolicy:
         action = failure.get("action")
         if action == names.ACTION_FAIL:
             return _failed_by_rule(failure)
-        if action is None and failure["reason"] in names.PERMANENT:
+        if action is None and failure["reason"] in names.PERMANENT and not self._is_doubtful(failure, history, now):
             return Fail(failure["reason"], failure["message"], failure)
         return self._after_worker_failure(failure, history, now, stepped, lived)
+
+    def _is_doubtful(self, failure: Json, history: History, now: Now) -> bool:
+        """Returns whether a permanent error is tried once more: the script may have handled that error."""
+        if not failure.get("unsure") or history.ends_in_a_row(failure["reason"]) > 1:
+            return False
+        text = failure["message"] + "; retrying once, because a script that handles this error may look the same"
+        history.event("Warning", failure["reason"], text, now.wall)
+        return True
 
     def charge_deferred(self, history: History, now: Now) -> Decision:
         """Charges the deferred failure.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from dtj_contract import names
+from dtj_contract import names, rule_names
 from dtj_contract.log_pattern import LogPattern
 
 Json = Dict[str, Any]
@@ -50,7 +50,7 @@ def read(raw: Any) -> Tuple[Tuple[RestartRule, ...], List[str]]:
     matcher the rule would match too much, so the whole rule is left out.
     """
     rules, problems = [], []
-    for number, item in enumerate(raw[: names.MAX_RULES] if isinstance(raw, list) else []):
+    for number, item in enumerate(raw[: rule_names.MAX_RULES] if isinstance(raw, list) else []):
         try:
             rules.append(_read_rule(number, item))
         except (ValueError, TypeError, AttributeError) as error:

@@ -67,6 +67,8 @@ def find(evidence: List[Json], attempt: int, progressed: bool, pod_lost: bool, n
             "exitCode": code, "signal": signal_name(code), "reason": found.reason, "message": found.message,
             "time": now.wall, "logTail": tail,
         }  # fmt: skip
+        if not found.sure:
+            failure["unsure"] = True
         failures.append((not found.permanent, failure["signal"] not in CRASH_SIGNALS, place, failure))
     if not failures:
         return None

@@ -6,22 +6,25 @@ connection is kept for the next request.
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Mapping, NamedTuple, Optional, Union
+from typing import Callable, Dict, Mapping, NamedTuple, Optional, Tuple, Union
 
 from dtj_contract import operator_message
 from dtj_contract.agent_status import MAX_WAIT_SECONDS
+from dtj_contract.status_token import CLOCK_HEADER
 
 MAX_VERSION = 64
 """Characters of a page's version that are read."""
 METHOD = b"GET "
 _OPERATOR = operator_message.HEADER.lower()
 _REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed"}
+_REASONS[413] = "Content Too Large"
 
 
 class Response(NamedTuple):
     status: int
     content_type: str
     body: bytes
+    headers: Tuple[str, ...] = ()
 
 
 class Request(NamedTuple):
@@ -55,6 +58,13 @@ Page = Callable[[Request], Union[Response, Deferred]]
 
 def text(status: int, body: str) -> Response:
     return Response(status, "text/plain; charset=utf-8", body.encode())
+
+
+def unauthorized(now: float) -> Response:
+    """Returns the answer to a request without a valid token, with the clock that tokens are compared with."""
+    help_text = 'Authorization: Bearer T.<hex HMAC-SHA256(key, "status\\nT\\n" + DTJ-Operator)>, T in Unix seconds\n'
+    headers = ("WWW-Authenticate: Bearer", "%s: %d" % (CLOCK_HEADER, now))
+    return text(401, help_text)._replace(headers=headers)
 
 
 def parse(head: bytes) -> Optional[Request]:
@@ -105,6 +115,5 @@ def render(response: Response, *, keep: bool = False) -> bytes:
         "Content-Length: %d" % len(response.body),
         "Connection: " + ("keep-alive" if keep else "close"),
     ]
-    if response.status == 401:
-        lines.append("WWW-Authenticate: Bearer")
+    lines += response.headers
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + response.body

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Callable, Mapping, Optional, Union
 
 from dtj_agent.net import http_response
@@ -19,16 +20,18 @@ def pages(
     status: Callable[[], AgentStatus],
     handed_over: Callable[[OperatorMessage], None],
     waits: Optional[StatusWaits] = None,
+    now: Callable[[], float] = time.time,
 ) -> Mapping[str, http_response.Page]:
     """Returns the pages by path.
 
-    /healthz and /metrics are open; /status shows logs and pod names, so it needs the job's token. A
+    /healthz and /metrics are open; /status shows logs and pod names, so it needs a token of the job
+    and of this time. `now`: the clock, in Unix seconds. A request that waits has shown its token. A
     request for /status may hand over what the operator knows about the job, and may wait for a change.
     """
 
     def show_status(request: http_response.Request) -> Union[http_response.Response, http_response.Deferred]:
-        if not bearer_is_valid(secret, request.authorization):
-            return http_response.text(401, 'Authorization: Bearer <hex HMAC-SHA256(key, "status")>\n')
+        if not bearer_is_valid(secret, request.authorization, now(), request.operator):
+            return http_response.unauthorized(now())
         if request.operator:
             handed_over(operator_message.decode(request.operator))
         if waits is not None and request.wait is not None:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import builtins
 import importlib.machinery
 import io
+import json
 import os
 import runpy
 import sys
+import time
+import traceback
 from types import ModuleType, TracebackType
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+
+MAX_RECORDED = 4096
 
 
 def split(command: Sequence[str]) -> Tuple[int, bool]:
@@ -119,8 +124,27 @@ def _carry_out(what: Callable[[], None]) -> None:
     except (SystemExit, KeyboardInterrupt):
         raise
     except BaseException as error:  # noqa: BLE001 (reported as the interpreter would)
+        _record(error)
         _report(error.with_traceback(_of_user(error.__traceback__)))
         sys.exit(1)
+
+
+def _record(error: BaseException) -> None:
+    """Writes the error to the rank's error file, as torch's `@record` does, unless that was there first.
+
+    The agent then knows that the script did not handle the error.
+    """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path or os.path.lexists(path):
+        return
+    try:
+        last = traceback.format_exception_only(type(error), error)[-1].strip()
+        stack = "".join(traceback.format_exception(type(error), error, _of_user(error.__traceback__)))
+        extra = {"py_callstack": stack[-MAX_RECORDED:], "timestamp": str(int(time.time()))}
+        with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
+            json.dump({"message": {"message": last[:MAX_RECORDED], "extraInfo": extra}}, file)
+    except Exception:  # noqa: BLE001 (a full disk, or an error whose own text raises)
+        pass
 
 
 def _of_user(traceback: Optional[TracebackType]) -> Optional[TracebackType]:

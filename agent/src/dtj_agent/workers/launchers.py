@@ -11,6 +11,8 @@ import os
 import re
 from typing import Sequence
 
+from dtj_agent.settings import AgentSettings
+
 MAX_SCRIPT_BYTES = 64 * 1024
 _MODULES = re.compile(
     r"^(?:torch\.distributed\.(?:run|launch)|accelerate\.commands\..*|deepspeed\.launcher\..*|composer\.cli.*)$"
@@ -29,6 +31,13 @@ def is_launcher(command: Sequence[str]) -> bool:
         return "-m" in command and any(_MODULES.match(module) for module in command[command.index("-m") + 1 :][:1])
     # A program, a shell or a prefix such as `env` or `numactl`.
     return any(_IN_SHELL.search(text) for text in (" ".join(command), *(_script(argument) for argument in command)))
+
+
+def fit(settings: AgentSettings) -> AgentSettings:
+    """Returns the settings of a pod: if its command is a launcher, one starts all ranks of the pod."""
+    if not is_launcher(settings.command):
+        return settings
+    return settings._replace(processes=1, launched=settings.processes)
 
 
 def _script(path: str) -> str:

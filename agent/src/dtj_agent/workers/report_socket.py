@@ -72,8 +72,7 @@ class ReportSocket:
                 break
             report = worker_report.parse(datagram)
             if report is not None:
-                self._board.add(report)
-                self.ranks.add(report, self._loop.clock())
+                self._add(report, self._loop.clock())
             for descriptor in descriptors:
                 if report is not None and report["attempt"] == self._board.attempt:
                     self._pages.add(report["rank"], descriptor)
@@ -83,6 +82,11 @@ class ReportSocket:
         if self._pages and not self._is_reading_pages:
             self._is_reading_pages = True
             self._loop.later(names.STEP_PAGE_SECONDS, self._pages_due)
+
+    def add(self, report: worker_report.WorkerReport) -> None:
+        """Takes a valid report that came in another way."""
+        self._add(report, self._loop.clock())
+        self._tell()
 
     def take(self) -> List[Dict[str, Any]]:
         """Returns the news as messages. Each is returned once and must arrive, so call it only with an open link."""
@@ -131,8 +135,11 @@ class ReportSocket:
             if count != self._counts.get(rank):
                 self._counts[rank] = count
                 report = {"rank": rank, "attempt": self._board.attempt, "optimizerSteps": count.steps}
-                self._board.add(report)
-                self.ranks.add(report, count.last)
+                self._add(report, count.last)
+
+    def _add(self, report: worker_report.WorkerReport, now: float) -> None:
+        self._board.add(report)
+        self.ranks.add(report, now)
 
     def _pages_due(self) -> None:
         self._is_reading_pages = False
@@ -141,6 +148,9 @@ class ReportSocket:
 
     def _ready(self) -> None:
         self.read()
+        self._tell()
+
+    def _tell(self) -> None:
         due = self._loop.clock() - self._last_taken >= names.PROGRESS_SECONDS
         # All other reports go with the next heartbeat.
         if self._board.urgent or (self._board.rank == 0 and due):

@@ -14,7 +14,7 @@ import sys
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from dtj_agent.group import diagnosis
-from dtj_agent.group.member import WorkerExit
+from dtj_agent.group.worker_exit import WorkerExit
 from dtj_agent.net.loop import READ, Loop, Timer
 from dtj_agent.workers import cgroup, signal_handlers
 from dtj_agent.workers.worker_output import WorkerOutput

@@ -13,9 +13,10 @@ AGENT_ONLY = (
     names.ENV_PEERS, names.ENV_LISTEN, names.ENV_SECRET_FILE, names.ENV_STATE_DIR, names.ENV_TERMINATION_LOG,
     names.ENV_GRACE_SECONDS, names.ENV_STOP_GRACE_SECONDS,
     names.ENV_ATTEMPT_FLOOR, names.ENV_RENDEZVOUS_TIMEOUT, names.ENV_DIE_WITH_PARENT,
-    names.ENV_PRELOAD, names.ENV_WARM_WORKERS,
+    names.ENV_PRELOAD, names.ENV_WARM_WORKERS, names.ENV_KUBEFLOW_PROGRESS,
     names.ENV_RESTART_RULES, names.ENV_MAX_WITHOUT_PROGRESS, names.ENV_GENERATION,
     names.ENV_HANG_POLICY, names.ENV_HANG_MIN_SECONDS, names.ENV_PROGRESS_DEADLINE,
+    names.ENV_SUCCESS_POLICY,
 )  # fmt: skip
 
 
@@ -72,3 +73,16 @@ def worker_environment(
         names.ENV_JOB: settings.job,
     })  # fmt: skip
     return environment
+
+
+def launcher_environment(settings: AgentSettings, spawn: Spawn, environment: Mapping[str, str]) -> Dict[str, str]:
+    """Returns the variables that a launcher reads as its flags, as Kubeflow sets them; none for another command."""
+    if not settings.launched:
+        return {}
+    return {
+        "PET_NNODES": str(spawn.nodes),
+        "PET_NPROC_PER_NODE": environment.get("PET_NPROC_PER_NODE") or str(settings.launched),
+        "PET_NODE_RANK": str(spawn.node_rank),
+        "PET_MASTER_ADDR": spawn.master_addr,
+        "PET_MASTER_PORT": str(spawn.master_port),
+    }

@@ -39,7 +39,8 @@ class Cluster:
     """
 
     def __init__(self, *, kubeconfig: str | None, context: str | None, namespace: str | None) -> None:
-        import kubernetes  # takes half a second
+        import kubernetes.client  # takes half a second
+        import kubernetes.config
 
         client: Any = kubernetes.client
         config: Any = kubernetes.config

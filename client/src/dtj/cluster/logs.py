@@ -21,6 +21,7 @@ from dtj.errors import ClusterError, DtjError, JobNotFound
 from dtj_contract import names
 from dtj_core.api import find_trainer_container
 from dtj_core.api.claim_template import claim_name
+from dtj_core.plan import runtimes
 from dtj_core.plan.model import Object
 
 LOOK_SECONDS = 2.0  # between two looks for new pods
@@ -37,7 +38,7 @@ def logs(flags: argparse.Namespace) -> int:
     """Prints the logs. Raises DtjError."""
     since = max(1, round(durations.parse(flags.since, "--since"))) if flags.since else None
     cluster = connect(flags)
-    job = cluster.get(flags.name)
+    job = runtimes.effective(cluster.get(flags.name))
     container = find_trainer_container(job["spec"].get("template") or {}).get("name", names.CONTAINER)
     query = {"container": container, "timestamps": "true"}
     if flags.tail is not None:
@@ -67,7 +68,8 @@ def logs(flags: argparse.Namespace) -> int:
 
 def read_lines(cluster: Cluster, job: Object) -> list[Iterator[Line]]:
     """Returns the lines of each pod of a job that has started."""
-    container = find_trainer_container(job["spec"].get("template") or {}).get("name", names.CONTAINER)
+    template = runtimes.effective(job)["spec"].get("template") or {}
+    container = find_trainer_container(template).get("name", names.CONTAINER)
     query = {"container": container, "timestamps": "true"}
     started = [pod for pod in pods(cluster, job["metadata"]["name"]) if _instance(pod, container)]
     return [_read(cluster, pod, query) for pod in started]
@@ -208,8 +210,8 @@ def _afterwards(job: Object, namespace: str) -> int:
     for line in lines:
         print(line)
     checkpoint = job["spec"].get("checkpoint")
-    if checkpoint:
-        volume = checkpoint["volume"]
+    volume = (checkpoint or {}).get("volume")
+    if volume:
         claim = claim_name(name) if "claimTemplate" in volume else volume.get("claimName")
         where = f"claim {claim}" if claim else f"the volume {volume}"
         folder = f"{namespace}/{name}/{names.LOG_FOLDER}/"

@@ -6,9 +6,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dtj.convert.fields import Draft, How
+from dtj.convert.fields import Draft
 from dtj.convert.sbatch import Allocation
 from dtj.errors import InputError
+from dtj_core.api.launcher_flags import How
 
 PROGRAMS = frozenset({"apptainer", "singularity"})
 _VOLUMES = "write volumes and volumeMounts in spec.template"

@@ -12,8 +12,9 @@ from typing import TypeVar
 
 from dtj import yaml_text
 from dtj.convert.documents import Options, convert, runtimes
-from dtj.convert.fields import Draft, How, Note
+from dtj.convert.fields import Draft, Note
 from dtj.errors import InputError
+from dtj_core.api.launcher_flags import How
 
 STANDARD_INPUT = "-"
 T = TypeVar("T")

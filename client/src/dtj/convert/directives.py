@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dtj.convert.fields import Field, How
+from dtj.convert.fields import Field
+from dtj_core.api.launcher_flags import How
 
 _OUTPUT = "the output of each rank is in the pod's log, and on spec.checkpoint.volume: read it with dtj logs"
 _PLACE = "partitions are Slurm's: choose nodes with spec.template.spec.nodeSelector and tolerations"

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtj.convert import meta, pytorchjob, slurm, torchrun, trainjob
-from dtj.convert.fields import Draft, How, leaves, shown
+from dtj.convert.fields import Draft, leaves, shown
 from dtj.errors import InputError
 from dtj.jobfile import parse_documents
 from dtj_contract import names
 from dtj_core import api
+from dtj_core.api.launcher_flags import How
 from dtj_core.plan.model import Object
 
 HELM = re.compile(r"{{.*?}}", re.DOTALL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,28 +10,16 @@ from typing import Any
 
 from dtj.errors import InputError
 from dtj_contract import names
+from dtj_core.api.launcher_flags import MAX_RESTARTS, How
 from dtj_core.plan.model import Object
 
 MAX_SHOWN = 60
-MAX_RESTARTS = "spec.restart.maxRestarts"
 GANG = (
     "pods wait for each other at the rendezvous, and no scheduler admits them as a gang: bound the wait with"
     " spec.startupDeadlineSeconds"
 )
 MANAGED_BY = "the controller that it names does not know the new job: set spec.managedBy if another one shall run it"
 REDIRECTED = "no shell reads the command any more: the output of each rank is in the pod's log, read it with dtj logs"
-RESTARTS_TEXT = f"{MAX_RESTARTS}, counted within spec.restart.windowSeconds; the largest limit of the file counts"
-
-
-class How(enum.Enum):
-    """Fate of a field of the input."""
-
-    SAME = "carried over"
-    OTHER = "in another form"
-    NOT_NEEDED = "not needed"
-    NOT_CARRIED = "not carried over"
-    UNKNOWN = "unknown"
-    REFUSED = "refused"
 
 
 @dataclass(frozen=True)

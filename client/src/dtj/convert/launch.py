@@ -13,14 +13,16 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dtj.convert import flags, shell
-from dtj.convert.fields import MAX_RESTARTS, REDIRECTED, Draft, How
+from dtj.convert import shell
+from dtj.convert.fields import REDIRECTED, Draft
 from dtj.errors import InputError
 from dtj_agent.workers.launchers import is_launcher
 from dtj_contract import names
+from dtj_core.api import launcher_flags as flags
+from dtj_core.api.launcher import PYTHON, find
+from dtj_core.api.launcher_flags import MAX_RESTARTS, How
 
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash"})
-PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
 OTHER_LAUNCHERS = {
     "mpirun": "MPI starts the ranks by ssh",
     "mpiexec": "MPI starts the ranks by ssh",
@@ -100,7 +102,7 @@ def unwrap(
         )
     if program in SHELLS:
         return _in_shell(command, draft, where, values, processes)
-    launcher, arguments = _launcher(command)
+    launcher, arguments = find(command)
     if launcher:
         return _unwrapped(launcher, arguments, draft, where, values, _written(command, arguments))
     if is_detected(command):  # behind a prefix such as numactl
@@ -115,21 +117,6 @@ def _without_prefix(command: Sequence[str]) -> list[str]:
     while found and os.path.basename(found[0]) in ("exec", "time", "nohup"):
         found = found[1:]
     return found
-
-
-def _launcher(command: Sequence[str]) -> tuple[str, list[str]]:
-    program = os.path.basename(command[0])
-    if PYTHON.fullmatch(program):
-        options = [argument for argument in command[1:3] if argument == "-u"]
-        rest = list(command[1 + len(options) :])
-        if rest[:1] == ["-m"] and len(rest) > 1 and rest[1] in flags.MODULES:
-            return flags.MODULES[rest[1]], rest[2:]
-        return "", []
-    if program == "accelerate" and command[1:2] == ["launch"]:
-        return "accelerate launch", list(command[2:])
-    if program == "accelerate-launch":
-        return "accelerate launch", list(command[1:])
-    return (program, list(command[1:])) if program in flags.TABLES else ("", [])
 
 
 def is_detected(command: Sequence[str]) -> bool:
@@ -281,7 +268,7 @@ def _in_shell(command: Sequence[str], draft: Draft, where: str, values: shell.Va
             env[match[1]] = match[2]
             arguments = arguments[1:]
         arguments = _without_prefix(arguments)
-        launcher, rest = _launcher(arguments) if arguments else ("", [])
+        launcher, rest = find(arguments) if arguments else ("", [])
         _, script = flags.split(launcher, rest) if launcher else ([], [])
         open_ends = [name for part in (*script, *env.values(), directory) for name in shell.unknown(part)]
         if launcher and not open_ends:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dtj.convert.fields import Draft, Field, How
+from dtj.convert.fields import Draft, Field
 from dtj.errors import InputError
 from dtj_contract import names
+from dtj_core.api.launcher_flags import How
 from dtj_core.api.v1alpha1 import NAME_LENGTH, NAME_PATTERN
 from dtj_core.plan.model import Object
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
-from dtj.convert.fields import Draft, Field, How, as_object
+from dtj.convert.fields import Draft, Field, as_object
 from dtj.errors import InputError
 from dtj_contract import names
 from dtj_core.api.accelerators import GPUS
+from dtj_core.api.launcher_flags import How
 from dtj_core.plan.model import Object
 
 NO_IMAGE = (

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtj.convert import shell
-from dtj.convert.fields import Draft, How
-from dtj.convert.launch import AGENT_SETS, PYTHON, SHELLS, Launch, unwrap
+from dtj.convert.fields import Draft
+from dtj.convert.launch import AGENT_SETS, SHELLS, Launch, unwrap
 from dtj.convert.pods import gpus, literal_env
 from dtj.errors import InputError
+from dtj_core.api.launcher import PYTHON
+from dtj_core.api.launcher_flags import How
 from dtj_core.plan.model import Object
 
 MAX_ARGUMENTS = 512

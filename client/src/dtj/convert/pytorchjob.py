@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dtj.convert import meta, pods
-from dtj.convert.fields import GANG, MANAGED_BY, RESTARTS_TEXT, Draft, Field, How, as_object, carry, shown, whole
+from dtj.convert.fields import GANG, MANAGED_BY, Draft, Field, as_object, carry, shown, whole
 from dtj.convert.program import Size, ranks_of_node, settle
 from dtj.errors import InputError
+from dtj_core.api.launcher_flags import RESTARTS_TEXT, How
 from dtj_core.plan.model import Object
 
 KIND = "PyTorchJob"
@@ -68,6 +69,14 @@ FIELDS = (
     *meta.METADATA,
     *_run_policy("spec.runPolicy"),
     *_run_policy("spec"),  # where version 0.6 and older had them
+    Field(
+        "spec.successPolicy",
+        How.OTHER,
+        "spec.successPolicy; AllWorkers is AllRanks, its default, and an empty one is Rank0. Write Rank0 too where the"
+        " Master ends a job whose other ranks never end",
+        "spec.successPolicy",
+        lambda value: {"AllWorkers": None, "": "Rank0", "Default": "Rank0"}.get(value, value),
+    ),
     Field("spec.nprocPerNode", How.OTHER, "spec.processesPerPod; auto and gpu are its default, one rank for each GPU"),
     Field("spec.elasticPolicy.minReplicas", How.SAME, "spec.elastic.minReplicas"),
     Field("spec.elasticPolicy.maxReplicas", How.SAME, "spec.elastic.maxReplicas"),

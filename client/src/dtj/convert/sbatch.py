@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dtj.convert.directives import BARE, DIRECTIVES, OPTIONAL, SHORT
-from dtj.convert.fields import Draft, How
+from dtj.convert.fields import Draft
 from dtj.errors import InputError
+from dtj_core.api.launcher_flags import How
 
 GPU_OPTIONS = ("--gpus-per-node", "--gres", "--gpus", "--gpus-per-task")
 _KNOWN = {entry.path: entry for entry in DIRECTIVES}

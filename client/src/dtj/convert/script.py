@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from dtj.convert import shell
-from dtj.convert.fields import Draft, How
+from dtj.convert.fields import Draft
+from dtj_core.api.launcher_flags import How
 
 IMAGE = "the image holds what the training imports: build it with that, and name it with --image"
 OTHER = "the script is not run: do it in the training script, in the image, or in spec.template.spec.initContainers"

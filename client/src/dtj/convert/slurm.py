@@ -10,11 +10,13 @@ import os
 import re
 
 from dtj.convert import amounts, apptainer, meta, pods, sbatch, script, shell
-from dtj.convert.fields import REDIRECTED, Draft, Field, How, shown
-from dtj.convert.launch import PYTHON, SHELLS, is_detected
+from dtj.convert.fields import REDIRECTED, Draft, Field, shown
+from dtj.convert.launch import SHELLS, is_detected
 from dtj.convert.program import Size, settle
 from dtj.errors import InputError
 from dtj_agent.workers.launchers import is_launcher
+from dtj_core.api.launcher import PYTHON
+from dtj_core.api.launcher_flags import How
 from dtj_core.plan.model import Object
 
 LINES = (

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dtj.convert import pods, script, shell
-from dtj.convert.fields import REDIRECTED, Draft, How
+from dtj.convert.fields import REDIRECTED, Draft
 from dtj.convert.program import Size, settle
 from dtj.errors import InputError
 from dtj_agent.workers.launchers import is_launcher
+from dtj_core.api.launcher_flags import How
 from dtj_core.plan.model import Object
 
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from dtj.convert import meta, pods
-from dtj.convert.fields import GANG, MANAGED_BY, RESTARTS_TEXT, Draft, Field, How, as_object, carry, whole
+from dtj.convert.fields import GANG, MANAGED_BY, Draft, Field, as_object, carry, whole
 from dtj.convert.program import Size, ranks_of_node, settle
 from dtj.errors import InputError
+from dtj_core.api.launcher_flags import RESTARTS_TEXT, How
 from dtj_core.plan.model import Object
 
 KIND = "TrainJob"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dtj import jobfile, script_job, yaml_text
+from dtj import jobfile, runtimefile, script_job, yaml_text
 from dtj.errors import InputError, LocalRunError
 from dtj.local import container, faults, pods, processes, run, template, volumes
 from dtj.local.log_tail import LogTail
@@ -37,6 +37,8 @@ IGNORED = {
     "network": "all ranks are on this machine",
     "shmSize": "/dev/shm is that of this machine",
     "queueName": "nothing is queued here",
+    "gang": "nothing is scheduled here",
+    "halfPlacedSeconds": "nothing is scheduled here",
     "managedBy": "dtj run runs the job",
 }
 NVIDIA = Path("/dev/nvidiactl")  # exists only with the driver
@@ -58,8 +60,9 @@ def command(flags: argparse.Namespace) -> int:
     if question := model.spec.accelerator_question:
         raise InputError(f"{origin}: {question}")
     volumes.plain(f"{origin}: metadata.namespace", written["metadata"].get("namespace", NAMESPACE))
-    if model.spec.checkpoint and model.spec.checkpoint.volume.claim_name:
-        volumes.plain(f"{origin}: spec.checkpoint.volume.claimName", model.spec.checkpoint.volume.claim_name)
+    volume = model.spec.checkpoint.volume if model.spec.checkpoint else None
+    if volume and volume.claim_name:
+        volumes.plain(f"{origin}: spec.checkpoint.volume.claimName", volume.claim_name)
     requested = [faults.parse(text) for text in flags.kill]
     spec = model.spec
     faults.check(requested, replicas=spec.replicas, processes_per_pod=spec.processes, spares=spec.spares)
@@ -73,7 +76,9 @@ def _written(flags: argparse.Namespace) -> Object:
     own = {flag: getattr(flags, flag) for flag in script_job.FIELDS}
     if flags.script is None:
         script_job.reject_script_flags(own)
-        return jobfile.load_one(flags.file)
+        return runtimefile.load_one(flags.file, flags.runtime)
+    if flags.runtime is not None:
+        raise InputError("--runtime: give a job file too; a script names no runtime")
     run_of_script = script_job.ScriptRun(command=flags.script, **own)
     return script_job.job(run_of_script, script_job.Machine.read(), here=not flags.dry_run)
 

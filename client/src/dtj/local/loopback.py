@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import socket
+import time
 from types import TracebackType
 from typing import Any
 
@@ -58,7 +59,7 @@ async def agent_status(port: int, key: str, message: str) -> dict[str, Any] | No
 
 
 def _get_status(port: int, key: str, message: str) -> dict[str, Any] | None:
-    token = status_token(key.encode())
+    token = status_token(key.encode(), time.time(), message)
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=STATUS_SECONDS)
     try:
         connection.request("GET", "/status", headers={"Authorization": f"Bearer {token}", HEADER: message})

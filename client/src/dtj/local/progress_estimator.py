@@ -29,9 +29,11 @@ class ProgressEstimator:
         known = with_step(agent.get("progress") or {})
         progress: Object = {**(status.get("progress") or {}), **known}
         progress.pop("eta", None)
+        left = progress.pop("remainingSeconds", None)
         speed = self._speed(agent["attempt"], known)
         if speed and progress.get("totalSteps"):
             left = (progress["totalSteps"] - progress["step"]) / speed
+        if left and "time" in known:
             progress["eta"] = datetime.fromtimestamp(known["time"] + left, UTC).isoformat()
         return {**job, "status": {**status, "progress": progress}}
 

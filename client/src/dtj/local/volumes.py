@@ -50,9 +50,9 @@ def plain(field: str, name: object) -> str:
 
 def checkpoint_dir(spec: Spec, namespace: str, name: str, volumes_dir: Path) -> Path | None:
     """Returns the job's own folder on its checkpoint volume, or None if it has none."""
-    if spec.checkpoint is None:
+    wanted = spec.checkpoint.volume if spec.checkpoint else None
+    if wanted is None:
         return None
-    wanted = spec.checkpoint.volume
     volume: Object = {"name": names.VOLUME_CHECKPOINT}
     if wanted.claim_name:
         volume["persistentVolumeClaim"] = {"claimName": wanted.claim_name}

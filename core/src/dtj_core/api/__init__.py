@@ -5,7 +5,7 @@ older than the CRD. `validate` checks what a person wrote: unknown fields and br
 errors with a path, as on the API server.
 """
 
-from dtj_core.api.errors import ApiError, InvalidJob, Violation
+from dtj_core.api.errors import ApiError, InvalidJob, InvalidRuntime, Violation
 from dtj_core.api.read import read, salvage, validate, violations
 from dtj_core.api.scaling import scaled
 from dtj_core.api.v1alpha1 import DistributedTrainingJob, Spec, find_trainer_container
@@ -14,6 +14,7 @@ __all__ = [
     "ApiError",
     "DistributedTrainingJob",
     "InvalidJob",
+    "InvalidRuntime",
     "Spec",
     "Violation",
     "find_trainer_container",

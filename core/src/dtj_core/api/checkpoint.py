@@ -14,6 +14,7 @@ from dtj_core.api.claim_template import ClaimTemplate
 # No empty, "." or ".." segment, so that a path has one spelling except for a trailing slash; and no
 # path of the system.
 PLAIN_PATH = r"(/[^/:]+)+/?"
+EVERY_STEPS = 100
 SYSTEM_PATH = r"(/tmp|/dev|/dev/shm|/dtj|/dtj/.*|(.*/)?\.\.?(/.*)?)/?"
 
 
@@ -89,12 +90,13 @@ class Checkpoint(Model):
     have survived.
     """
 
-    volume: CheckpointVolume
-    """Volume that stores the checkpoints: set exactly one field. All pods of the job mount it."""
+    volume: CheckpointVolume | None = None
+    """Volume that stores the checkpoints: set exactly one field. All pods of the job mount it. Required,
+    unless the runtime gives it."""
     mount_path: Annotated[str, StringConstraints(max_length=1024)] = names.DEFAULT_CHECKPOINT_DIR
     """Path at which the container mounts the volume. The job's own folder is
     `<mountPath>/<namespace>/<job>`."""
-    every_steps: int = Field(default=100, ge=1, le=INT32_MAX)
+    every_steps: int = Field(default=EVERY_STEPS, ge=1, le=INT32_MAX)
     """Number of optimizer steps between two checkpoints, and so the most work that a restart can
     lose."""
     keep: int = Field(default=3, ge=1, le=1000)
@@ -103,7 +105,8 @@ class Checkpoint(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel=f"self.mountPath.matches(r'^{PLAIN_PATH}$') && !self.mountPath.matches(r'^{SYSTEM_PATH}$')",
+            cel=f"!has(self.mountPath) || (self.mountPath.matches(r'^{PLAIN_PATH}$')"
+            f" && !self.mountPath.matches(r'^{SYSTEM_PATH}$'))",
             message="set mountPath to an absolute path such as /checkpoints;"
             " /, /tmp, /dev, /dev/shm and paths inside /dtj are reserved",
             holds=lambda self: bool(

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import yaml
 
 from dtj_contract import names
+from dtj_core.api import runtime
 from dtj_core.api.base_model import PRESERVE
 from dtj_core.api.template import PodTemplate
 from dtj_core.api.v1alpha1 import DistributedTrainingJob
@@ -70,6 +72,22 @@ def schema() -> JsonSchema:
     root["required"] = ["spec"]
     result: JsonSchema = root
     return result
+
+
+def without_runtime_defaults(root: JsonSchema) -> JsonSchema:
+    """Returns the schema of an object without the defaults that would hide what its runtime gives."""
+    root = deepcopy(root)
+    for path in runtime.DEFAULTED:
+        node = root["properties"]["spec"]
+        for name in path.split("."):
+            node = node["properties"][name]
+        node["description"] += _default_text(node.pop("default"))
+    return root
+
+
+def _default_text(value: Any) -> str:
+    """Returns the default as a sentence; "" for an object or an empty list, whose fields have their own."""
+    return f" Default: {value}." if isinstance(value, str | int) else ""
 
 
 def _describe(node: JsonSchema, place: str) -> None:
@@ -162,7 +180,7 @@ def crd() -> JsonSchema:
                         | ({"description": meaning} if meaning else {})
                         for name, path, kind, priority, meaning in PRINTER_COLUMNS
                     ],
-                    "schema": {"openAPIV3Schema": schema()},
+                    "schema": {"openAPIV3Schema": without_runtime_defaults(schema())},
                 }
             ],
         },

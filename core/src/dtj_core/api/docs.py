@@ -12,6 +12,7 @@ from typing import Any
 from dtj_contract import names
 from dtj_core.api.base_model import PRESERVE, VALIDATIONS
 from dtj_core.api.crd import PRINTER_COLUMNS, JsonSchema, schema
+from dtj_core.api.runtime import FIELDS
 
 INTRODUCTION = f"""# {names.KIND}
 
@@ -31,6 +32,13 @@ TEMPLATE = (
     "`initContainers[]` have the types of `containers[]`."
 )
 
+RUNTIME = f"""## {names.RUNTIME_KIND}
+
+`apiVersion: {names.API_VERSION}`, `kind: {names.RUNTIME_KIND}`, short name `{names.RUNTIME_SHORT_NAME}`, without a
+namespace. Its `spec` may have these fields of a job, with the same meaning and none of them required:
+{", ".join(f"`{field}`" for field in FIELDS)}. [Runtimes](../runtimes.md) has the rule by which they are merged.
+"""
+
 
 def render() -> str:
     """Returns the whole page as Markdown."""
@@ -38,6 +46,7 @@ def render() -> str:
     parts = [INTRODUCTION, *_rules(root, "Rules of the object")]
     for name in ("spec", "status"):
         parts.extend(_section(name, root["properties"][name]))
+    parts.append(RUNTIME)
     return "\n".join(parts).rstrip() + "\n"
 
 

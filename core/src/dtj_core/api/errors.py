@@ -1,7 +1,8 @@
 """Errors of the API types.
 
 ApiError
-└── InvalidJob      the object is not a valid DistributedTrainingJob; carries every violation
+├── InvalidJob      the object is not a valid DistributedTrainingJob; carries every violation
+└── InvalidRuntime  the object is not a valid DistributedTrainingRuntime; carries every violation
 """
 
 from __future__ import annotations
@@ -27,6 +28,14 @@ class ApiError(Exception):
 
 class InvalidJob(ApiError):
     """The object violates the schema or one of its rules."""
+
+    def __init__(self, violations: tuple[Violation, ...]) -> None:
+        super().__init__("; ".join(map(str, violations)))
+        self.violations = violations
+
+
+class InvalidRuntime(ApiError):
+    """The object violates the schema of a runtime or one of its rules."""
 
     def __init__(self, violations: tuple[Violation, ...]) -> None:
         super().__init__("; ".join(map(str, violations)))

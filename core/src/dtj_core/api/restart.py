@@ -6,12 +6,12 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from dtj_contract import names
+from dtj_contract import names, rule_names
 from dtj_contract.log_pattern import AMBIGUOUS, MAX_PATTERN_CHARS, LogPattern
 from dtj_core.api.avoid_nodes import AvoidNodes
 from dtj_core.api.base_model import INT32_MAX, VALIDATIONS, Model, Rule
 
-# A Literal can't be built from names; a test compares the three with names.RULE_*.
+# A Literal can't be built from names; a test compares the three with rule_names.RULE_*.
 Action = Literal["Restart", "RestartElsewhere", "RestartFree", "Fail"]
 RuleReason = Literal[
     "WorkerFailed", "OOMKilled", "WorkerStuck", "AgentCrashed", "AgentTerminated", "ConnectionLost", "PodLost",
@@ -64,7 +64,7 @@ class RestartRule(Model):
     exit_code_preset: Literal["Usage", "Permanent", "Retryable"] | None = None
     """A set of exit codes. Usage: 2 and 64. Permanent: 1 to 127. Retryable: 128 to 255. The last
     two are those of `restartPolicy: ExitCode` in Kubeflow's training operator."""
-    signals: list[RuleSignal] | None = Field(default=None, min_length=1, max_length=len(names.RULE_SIGNALS))
+    signals: list[RuleSignal] | None = Field(default=None, min_length=1, max_length=len(rule_names.RULE_SIGNALS))
     """Signals that killed the worker, or the command that a shell ran for it."""
     reasons: list[RuleReason] | None = Field(default=None, min_length=1, max_length=64)
     """Reasons as in status.failures. A lost pod has PodLost until Kubernetes shows the cause:
@@ -106,5 +106,5 @@ class RestartSettings(Model):
     has a SIGTERM handler of its own, else 0. A longer time lets their signal handlers save, but
     every restart may then take that long, because a rank that waits in a collective runs no
     handler. After WorkerHung there is no such time."""
-    failure_rules: list[RestartRule] = Field(default=[], alias="rules", max_length=names.MAX_RULES)
+    failure_rules: list[RestartRule] = Field(default=[], alias="rules", max_length=rule_names.MAX_RULES)
     """Actions after certain failures. The first rule that matches decides."""

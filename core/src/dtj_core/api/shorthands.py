@@ -6,6 +6,7 @@ image do. This needs no order of precedence, and leaves open to define one later
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dtj_contract import names
@@ -70,10 +71,15 @@ def _joined(container: Template, given: Template) -> Template:
     return given if env is None else {**given, "env": [*(container.get("env") or ()), *env]}
 
 
+@cache
+def _attributes(model: type[Model]) -> dict[str | None, str]:
+    """Returns the names of a model's attributes by alias."""
+    return {info.alias: name for name, info in model.model_fields.items()}
+
+
 def _value(model: Model, alias: str) -> Any:
     """Returns the field as it was written."""
-    name = next(name for name, info in type(model).model_fields.items() if info.alias == alias)
-    value = getattr(model, name)
+    value = getattr(model, _attributes(type(model))[alias])
     if isinstance(value, Model):
         return value.model_dump(by_alias=True, exclude_none=True)
     if isinstance(value, list):

@@ -63,7 +63,7 @@ class Progress(Model):
     total_steps: int | None = None
     """Steps after which the training is complete, if the script reports the number."""
     percent: float | None = None
-    """Percentage of totalSteps that is done."""
+    """Percentage of totalSteps that is done, or as the script estimates it."""
     loss: float | None = None
     """Loss of the last reported step."""
     samples_per_second: float | None = None
@@ -71,7 +71,7 @@ class Progress(Model):
     steps_per_second: float | None = None
     """Optimizer steps in a second."""
     eta: Time | None = None
-    """Time at which the training will reach totalSteps at its current speed."""
+    """Time at which the training will reach totalSteps at its current speed, or as the script estimates it."""
     metrics: dict[str, float] | None = Field(default=None, max_length=32)
     """Other numbers that the script reported, by name."""
     time: Time | None = None
@@ -222,6 +222,34 @@ class AgentMemory(Model):
     """The pods of that memory were removed, by a suspension for example."""
 
 
+class HalfPlaced(Model):
+    """Tries to place all pods, after pods of the job held nodes while others found none."""
+
+    releases: int | None = None
+    """Number of times that the job has given its nodes back since its group last trained."""
+    time: Time | None = None
+    """Time of the last of them."""
+    retry_time: Time | None = None
+    """Time from which the job tries again."""
+
+
+class RuntimeStatus(Model):
+    """The runtime that the job runs with, as it was when the job took it."""
+
+    name: str | None = None
+    """Name of the DistributedTrainingRuntime."""
+    uid: str | None = None
+    """Identity of that object: one that was deleted and created again has another."""
+    generation: int | None = None
+    """Generation of its spec."""
+    hash: str | None = None
+    """Digest of its spec: equal specs have equal digests."""
+    time: Time | None = None
+    """Time at which the job took it."""
+    spec: dict[str, Any] | None = None
+    """The spec as it was then. A later change of the runtime changes nothing here."""
+
+
 class Status(Model):
     """Observed state of the job."""
 
@@ -258,6 +286,7 @@ class Status(Model):
     """Time at which the job became Complete or Failed."""
     last_update_time: Time | None = None
     """Time at which this status was last written."""
+    runtime: RuntimeStatus | None = None
     restarts: Restarts | None = None
     progress: Progress | None = None
     checkpoint: CheckpointStatus | None = None
@@ -270,6 +299,7 @@ class Status(Model):
     avoided_nodes: list[AvoidedNode] | None = Field(default=None, max_length=AVOIDED_NODES)
     """Nodes that pods are recreated away from."""
     own_evictions: OwnEvictions | None = None
+    half_placed: HalfPlaced | None = None
     productive_seconds: float | None = None
     """Seconds spent on steps that were not lost later."""
     active_seconds: float | None = None

@@ -5,16 +5,23 @@ Only the API server sees both versions of an object, so these rules exist in CEL
 
 from __future__ import annotations
 
+from dtj_contract import names
 from dtj_core.api.base_model import Rule
+from dtj_core.api.checkpoint import EVERY_STEPS
 
 
-def immutable(field: str) -> Rule:
+def immutable(field: str, default: str = "") -> Rule:
     """Returns a rule that rejects a change of `field` while the job is not suspended.
+
+    `default`: the value of an absent field, where the API server does not write it.
 
     CEL compares what the schema does not name (most of a template) as a whole, and misses a renamed
     key of an equally large object. The planner detects such a change too, and recreates the pods.
     """
     same = f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
+    if default:
+        new, old = (f"(has({each}.{field}) ? {each}.{field} : '{default}')" for each in ("self", "oldSelf"))
+        same = f"{new} == {old}"
     return Rule(
         cel=f"oldSelf.suspend || ({same})",
         message=f"{field} can't change unless the job is suspended: set spec.suspend to true first, or create a new "
@@ -73,8 +80,16 @@ def checkpoint_is_kept() -> Rule:
 
     The operator hands `keep` over to the agents, so no pod is recreated for it.
     """
-    fields = ("volume", "mountPath", "everySteps")
-    same = " && ".join(f"self.checkpoint.{name} == oldSelf.checkpoint.{name}" for name in fields)
+
+    def value(parent: str, name: str, default: str) -> str:
+        return f"(has({parent}.checkpoint.{name}) ? {parent}.checkpoint.{name} : {default})"
+
+    volume = (
+        "has(self.checkpoint.volume) == has(oldSelf.checkpoint.volume)"
+        " && (!has(self.checkpoint.volume) || self.checkpoint.volume == oldSelf.checkpoint.volume)"
+    )
+    defaults = (("mountPath", f"'{names.DEFAULT_CHECKPOINT_DIR}'"), ("everySteps", str(EVERY_STEPS)))
+    same = " && ".join((volume, *(f"{value('self', *each)} == {value('oldSelf', *each)}" for each in defaults)))
     return Rule(
         cel="oldSelf.suspend || (has(self.checkpoint) == has(oldSelf.checkpoint)"
         f" && (!has(self.checkpoint) || {same}))",

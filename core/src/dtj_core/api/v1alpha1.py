@@ -11,17 +11,20 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, StringConstraints
 
 from dtj_contract import names
-from dtj_core.api import accelerators, shorthands
+from dtj_core.api import accelerators, launcher, shorthands
 from dtj_core.api.base_model import INT32_MAX, Model, OpenModel, Rule
 from dtj_core.api.checkpoint import Checkpoint
 from dtj_core.api.elastic import Elastic
+from dtj_core.api.entrypoint import Entrypoint, ModuleName
+from dtj_core.api.gang import Gang
 from dtj_core.api.hang import HangDetection
 from dtj_core.api.network import Network
 from dtj_core.api.pod_types import EnvVar, Label, LocalReference, Objects, Resources, Toleration
 from dtj_core.api.restart import RestartSettings
+from dtj_core.api.runtime_ref import RuntimeRef
 from dtj_core.api.shorthands import CONTAINERS, trainer_has
 from dtj_core.api.status import Status
-from dtj_core.api.template import Argument, find_trainer_container
+from dtj_core.api.template import find_trainer_container
 from dtj_core.api.update_rules import REPLICAS, checkpoint_is_kept, fixed, immutable, restart_is_kept
 
 __all__ = ["DistributedTrainingJob", "Spec", "find_trainer_container"]
@@ -31,32 +34,10 @@ __all__ = ["DistributedTrainingJob", "Spec", "find_trainer_container"]
 NAME_LENGTH = 52
 # Pattern of a Service name, the strictest one of the children.
 NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
-_MODULE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
+MOUNT_PATH = f"(has(self.checkpoint.mountPath) ? self.checkpoint.mountPath : '{names.DEFAULT_CHECKPOINT_DIR}')"
 _QUEUE = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 # As spec.managedBy of a Kubernetes Job.
 _CONTROLLER = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9._~-]+$"
-ModuleName = Annotated[str, StringConstraints(max_length=256, pattern=_MODULE)]
-
-
-class Entrypoint(Model):
-    """Script or module that every rank runs: `python3 -u SCRIPT ARGS…` or `python3 -u -m MODULE
-    ARGS…`.
-    """
-
-    script: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
-    """Path of a Python file in the image."""
-    module: Annotated[str, StringConstraints(max_length=1024, pattern=_MODULE)] | None = None
-    """Python module in the image, as for `python3 -m`."""
-    args: list[Argument] = Field(default=[], max_length=512)
-    """Arguments of the script or module."""
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            cel="has(self.script) != has(self.module)",
-            message="set exactly one of script (a path) and module (as in python3 -m)",
-            holds=lambda self: (self.script is None) != (self.module is None),
-        ),
-    )
 
 
 def _mounts(spec: Spec) -> list[str]:
@@ -68,11 +49,15 @@ class Spec(Model):
     """The training, its pods, and how it recovers.
 
     Every field can change while the job is suspended; otherwise only suspend,
-    ttlSecondsAfterFinished, activeDeadlineSeconds, startupDeadlineSeconds, cleanPodPolicy,
-    forceDeletePods, replicas of an elastic job, checkpoint.keep, and in restart the budget
+    ttlSecondsAfterFinished, activeDeadlineSeconds, startupDeadlineSeconds, halfPlacedSeconds,
+    cleanPodPolicy, forceDeletePods, replicas of an elastic job, checkpoint.keep, and in restart the budget
     (maxRestarts, windowSeconds, maxRestartsWithoutProgress) and avoidNodes can.
     """
 
+    runtime_ref: RuntimeRef | None = None
+    """DistributedTrainingRuntime that gives the job what it leaves out: the image, a template, a
+    checkpoint volume, restart rules and more. The job's own fields win. The job waits while there is
+    no such runtime."""
     replicas: int = Field(default=1, ge=1, le=1024)
     """Number of pods. Ranks = replicas x processesPerPod. kubectl scale changes the number while an
     elastic job runs."""
@@ -141,6 +126,9 @@ class Spec(Model):
     """Third-party modules that the warm process imports beside torch, such as lightning. List what
     your script imports and what does not change with your code: a module that starts a thread, uses
     the GPU or fails when it is imported is left out."""
+    kubeflow_progress: Literal["Auto", "Never"] = "Auto"
+    """Whether the agents take the progress that Kubeflow's clients send, such as transformers' Trainer
+    and kubeflow.trainer.update_trainjob_status. Never: they find no server, and send nothing."""
     restart: RestartSettings = RestartSettings()
     """Budget for failures of the job's own. Preempted, drained and deleted pods never count."""
     hang_detection: HangDetection = HangDetection()
@@ -150,10 +138,18 @@ class Spec(Model):
     """Seconds without any sign of life after which a group hangs, whatever the script announced: no
     step, and no rank that uses processor time, network or disk. Set it for a script whose steps are
     unknown. Default: no limit."""
+    success_policy: Literal["AllRanks", "Rank0"] = "AllRanks"
+    """Ranks whose success completes the job. AllRanks: the workers of all ranks exit with 0. Rank0: that
+    of rank 0 does, as in Kubeflow's Training Operator; the other ranks then get SIGTERM, and
+    restart.stopGraceSeconds later SIGKILL, and how they end is no failure. A rank that fails before
+    restarts the group with either."""
     queue_name: Annotated[str, StringConstraints(max_length=63, pattern=_QUEUE)] | None = None
-    """LocalQueue of Kueue that admits the pods, all at once. The StatefulSet gets Kueue's label
-    kueue.x-k8s.io/queue-name, so Kueue's integration for StatefulSets must be enabled. The clocks of
-    deadlines run while the job is queued."""
+    """LocalQueue of Kueue that admits the pods, all at once. With kueue.enabled of the chart, the job gets
+    a Workload: its quota outlives lost pods, and an eviction stops it with a checkpoint; the clocks of
+    deadlines stand still while it is queued. Otherwise the StatefulSet gets Kueue's label, so Kueue's
+    integration for StatefulSets must be enabled."""
+    gang: Gang | None = None
+    """PodGroup of a gang scheduler, which places all pods of the job or none. Default: none."""
     managed_by: Annotated[str, StringConstraints(max_length=63, pattern=_CONTROLLER)] | None = None
     """Controller that runs the job, such as `kueue.x-k8s.io/multikueue`. The operator leaves a job with
     another value than `training.dtj.dev/dtj-operator` alone: it creates nothing and writes no status.
@@ -170,6 +166,11 @@ class Spec(Model):
     started, or the job fails; the message names what it waited for. Restarts later on don't count.
     A job whose pods were created more than 30 s after their StatefulSet is not judged. Default: no
     limit."""
+    half_placed_seconds: int | None = Field(default=None, ge=10, le=86400)
+    """Seconds, and up to twice as many, after which pods that hold a node give it back because other pods
+    of the job find none, so that of two jobs which wait for each other's nodes one can start. The job
+    tries again after a pause that doubles each time. Default: never; a queue or a gang scheduler
+    prevents the state."""
     clean_pod_policy: Literal["All", "None"] = "All"
     """Policy for the pods of a finished job. All: they are deleted and free their
     resources. None: they stay, idle."""
@@ -185,9 +186,10 @@ class Spec(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel=f"has(self.image) || {trainer_has('has(c.image)')}",
-            message="no image: set spec.image, or the image of the trainer container in spec.template",
-            holds=lambda self: bool(self.image or self.trainer.get("image")),
+            cel=f"has(self.runtimeRef) || has(self.image) || {trainer_has('has(c.image)')}",
+            message="no image: set spec.image, or the image of the trainer container in spec.template, or"
+            " spec.runtimeRef",
+            holds=lambda self: bool(self.runtime_ref or self.image or self.trainer.get("image")),
             field="image",
         ),
         Rule(
@@ -197,10 +199,11 @@ class Spec(Model):
             field="image",
         ),
         Rule(
-            cel=f"has(self.entrypoint) || {trainer_has('has(c.command) && size(c.command) > 0')}",
+            cel="has(self.runtimeRef) || has(self.entrypoint)"
+            f" || {trainer_has('has(c.command) && size(c.command) > 0')}",
             message="nothing to run: set entrypoint.module or entrypoint.script, or the command of the template's "
             "container",
-            holds=lambda self: bool(self.entrypoint or self.trainer.get("command")),
+            holds=lambda self: bool(self.runtime_ref or self.entrypoint or self.trainer.get("command")),
             field="entrypoint",
         ),
         Rule(
@@ -212,23 +215,30 @@ class Spec(Model):
             field="entrypoint",
         ),
         Rule(
+            cel="!has(self.checkpoint) || has(self.checkpoint.volume) || has(self.runtimeRef)",
+            message="no volume for the checkpoints: set checkpoint.volume, or spec.runtimeRef",
+            holds=lambda self: not self.checkpoint or bool(self.checkpoint.volume or self.runtime_ref),
+            field="checkpoint.volume",
+        ),
+        Rule(
             cel=f"!has(self.checkpoint) || !({CONTAINERS})"
             " || self.template.spec.containers.all(c, !has(c.volumeMounts)"
-            " || c.volumeMounts.all(m, m.mountPath != self.checkpoint.mountPath"
-            " && m.mountPath + '/' != self.checkpoint.mountPath && m.mountPath != self.checkpoint.mountPath + '/'))",
+            f" || c.volumeMounts.all(m, m.mountPath != {MOUNT_PATH}"
+            f" && m.mountPath + '/' != {MOUNT_PATH} && m.mountPath != {MOUNT_PATH} + '/'))",
             message="a container of the template already mounts a volume at checkpoint.mountPath:"
             " remove that mount, or change mountPath",
             holds=lambda self: not self.checkpoint or self.checkpoint.mount_path.removesuffix("/") not in _mounts(self),
             field="checkpoint",
         ),
         Rule(
-            cel="!has(self.checkpoint) || !has(self.checkpoint.volume.claimTemplate)"
+            cel="!has(self.checkpoint) || !has(self.checkpoint.volume) || !has(self.checkpoint.volume.claimTemplate)"
             " || !('ReadWriteOncePod' in self.checkpoint.volume.claimTemplate.accessModes)"
             " || self.replicas + self.spares <= 1",
             message="several pods can't mount a ReadWriteOncePod claim: write ReadWriteMany in"
             " checkpoint.volume.claimTemplate.accessModes",
             holds=lambda self: (
                 self.checkpoint is None
+                or self.checkpoint.volume is None
                 or self.checkpoint.volume.claim_template is None
                 or "ReadWriteOncePod" not in self.checkpoint.volume.claim_template.access_modes
                 or self.replicas + self.spares <= 1
@@ -240,20 +250,24 @@ class Spec(Model):
             (
                 "spares",
                 "elastic",
+                "runtimeRef",
                 "processesPerPod",
                 "processesFrom",
-                "backend",
                 "entrypoint",
                 "image",
                 *shorthands.FIELDS,
                 "queueName",
+                "gang",
                 "template",
                 "warmWorkers",
                 "preload",
+                "kubeflowProgress",
                 "hangDetection",
                 "progressDeadlineSeconds",
+                "successPolicy",
             ),
         ),
+        immutable("backend", default="auto"),
         checkpoint_is_kept(),
         restart_is_kept(),
         *REPLICAS,
@@ -297,7 +311,8 @@ class Spec(Model):
     @property
     def processes(self) -> int:
         """Ranks in each pod, with the default applied."""
-        return self.processes_per_pod or accelerators.count_ranks(self.trainer, self.processes_from) or 1
+        asked = self.launch.processes if self.launch is not None else None
+        return self.processes_per_pod or asked or accelerators.count_ranks(self.trainer, self.processes_from) or 1
 
     @property
     def resolved_backend(self) -> Literal["nccl", "gloo"]:
@@ -307,8 +322,18 @@ class Spec(Model):
         return self.backend
 
     @property
+    def launch(self) -> launcher.Unwrapped | None:
+        """Command of a rank without the launcher that the job names; None if there is none to take out."""
+        return launcher.unwrap(self.written_command, None if self.elastic is not None else self.replicas)
+
+    @property
     def command(self) -> list[str]:
         """Command that the agent starts for every rank."""
+        return self.written_command if self.launch is None else self.launch.command
+
+    @property
+    def written_command(self) -> list[str]:
+        """Command as the job names it, perhaps with a launcher in front."""
         if self.entrypoint is None:
             return [*(self.trainer.get("command") or ()), *(self.trainer.get("args") or ())]
         what = ["-m", self.entrypoint.module] if self.entrypoint.module else [self.entrypoint.script or ""]

@@ -44,6 +44,8 @@ def agent_environment(
         values[names.ENV_RESTART_RULES] = _rules(job)
     if job.spec.warm_workers != names.WARM_AUTO:
         values[names.ENV_WARM_WORKERS] = job.spec.warm_workers
+    if job.spec.kubeflow_progress != names.KUBEFLOW_AUTO:
+        values[names.ENV_KUBEFLOW_PROGRESS] = job.spec.kubeflow_progress
     if job.spec.preload:
         values[names.ENV_PRELOAD] = ",".join(job.spec.preload)
     if job.spec.spares:
@@ -57,6 +59,8 @@ def agent_environment(
         values[names.ENV_HANG_MIN_SECONDS] = str(hangs.min_seconds)
     if job.spec.progress_deadline_seconds is not None:
         values[names.ENV_PROGRESS_DEADLINE] = str(job.spec.progress_deadline_seconds)
+    if job.spec.success_policy != names.SUCCESS_ALL:
+        values[names.ENV_SUCCESS_POLICY] = job.spec.success_policy
     if job.spec.checkpoint:
         root = job.spec.checkpoint.mount_path.rstrip("/")
         values |= {

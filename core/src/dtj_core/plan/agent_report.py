@@ -31,7 +31,7 @@ RECOVERY: Shape = {
 }  # fmt: skip
 PROGRESS: Shape = {
     "step": "int", "optimizerSteps": "int", "totalSteps": "int", "loss": "number", "samplesPerSecond": "number",
-    "metrics": "numbers", "time": "time",
+    "metrics": "numbers", "percent": "number", "remainingSeconds": "number", "time": "time",
 }  # fmt: skip
 STRAGGLER: Shape = {"rank": "int", "pod": "text", "node": "text", "ratio": "number"}
 CHECKPOINT: Shape = {"step": "int", "path": "text", "time": "time"}

@@ -66,8 +66,7 @@ def update(
     """
     if not settings.can_avoid_nodes or job.unreadable is not None:
         return status, ()
-    # The API server fills in the field. An older CRD does not have it, and drops the decisions too.
-    if "avoidNodes" not in (job.stored_spec.get("restart") or {}):
+    if not _is_known_to_crd(job):
         return status, ()
     known = [entry for entry in status.get("avoidedNodes") or () if _is_current(entry, now)]
     entries, events = _lift(known, pods, now)
@@ -104,6 +103,14 @@ def until_next_look(job: Job, status: Object, pods: tuple[Object, ...], now: flo
     ends = [end - now for end in untils if end is not None and end > now]
     blocked = [UNSCHEDULABLE_SECONDS - seconds for _, seconds, _ in _blocked_pods(pods, active_nodes(status), now)]
     return min((max(0.0, time) for time in (*ends, *(time for time in blocked if time > 0))), default=None)
+
+
+def _is_known_to_crd(job: Job) -> bool:
+    """Returns whether the CRD has avoidNodes. An older one drops the decisions from the status.
+
+    The API server fills in defaults: that of avoidNodes, or of a newer field where avoidNodes has none any more.
+    """
+    return "avoidNodes" in (job.stored_spec.get("restart") or {}) or "kubeflowProgress" in job.stored_spec
 
 
 def _is_misplaced(pod: Object, avoided: tuple[str, ...]) -> bool:

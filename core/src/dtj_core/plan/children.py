@@ -1,18 +1,18 @@
-"""The children of a job: Secret, headless Service, StatefulSet and, through it, pods."""
+"""The children of a job: Secret, NetworkPolicy, headless Service, StatefulSet and, through it, pods."""
 
 from __future__ import annotations
 
 import base64
-import hashlib
-import hmac
-from dataclasses import replace
 
 from dtj_contract import names
 from dtj_contract.names import Reason
 from dtj_core.api.claim_template import claim_name
-from dtj_core.plan import avoided_nodes, shape
+from dtj_core.plan import agent_keys, network_policy, pod_group, shape
+from dtj_core.plan import workload as workloads
+from dtj_core.plan.agent_keys import agent_key
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Apply, Nudge, Object, Observed, Settings
+from dtj_core.plan.placement import Placement, place
 from dtj_core.plan.pod_template import pod_template
 from dtj_core.plan.pod_waits import Cause
 from dtj_core.plan.times import rfc3339, unix
@@ -27,21 +27,14 @@ STARTING_SECONDS = 10.0
 AGAIN_SECONDS = 60.0
 
 
-def agent_key(job_uid: str, settings: Settings) -> str:
-    """Returns the key that the operator and the agents of a job share: 64 hex digits.
-
-    The same job always has the same key.
-    """
-    return hmac.new(settings.master_key, job_uid.encode(), hashlib.sha256).hexdigest()
-
-
 def labels(job: Job) -> dict[str, str]:
     """Returns the labels of every child."""
     return {names.LABEL_MANAGED_BY: names.MANAGER, names.LABEL_JOB: job.name}
 
 
-def _labels_for_queue(job: Job) -> dict[str, str]:
-    queue = {} if job.spec.queue_name is None else {names.LABEL_QUEUE: job.spec.queue_name}
+def _labels_for_queue(job: Job, settings: Settings) -> dict[str, str]:
+    by_kueue = job.spec.queue_name is not None and not settings.kueue
+    queue = {names.LABEL_QUEUE: str(job.spec.queue_name)} if by_kueue else {}
     return labels(job) | queue
 
 
@@ -49,14 +42,15 @@ def selector(job: Job) -> dict[str, str]:
     return {names.LABEL_JOB: job.name}
 
 
-def secret(job: Job, settings: Settings) -> Object:
-    key = base64.b64encode(agent_key(job.uid, settings).encode()).decode()
+def secret(job: Job, settings: Settings, child: Object | None = None) -> Object:
+    """Returns the Secret of a new run, or of the StatefulSet `child`, whose agents have a key already."""
+    key = agent_key(job.uid, settings) if child is None else agent_keys.key_of(job.uid, child, settings)
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": _metadata(job, job.secret_name),
+        "metadata": metadata(job, job.secret_name),
         "type": "Opaque",
-        "data": {names.SECRET_KEY: key},
+        "data": {names.SECRET_KEY: base64.b64encode(key.encode()).decode()},
     }
 
 
@@ -65,23 +59,24 @@ def claim(job: Job) -> Object | None:
 
     Kubernetes deletes the claim with its owner. A claim that outlives the job has none.
     """
-    template = job.spec.checkpoint.volume.claim_template if job.spec.checkpoint else None
+    volume = job.spec.checkpoint.volume if job.spec.checkpoint else None
+    template = volume.claim_template if volume else None
     if template is None:
         return None
     spec: Object = {"accessModes": list(template.access_modes), "resources": {"requests": {"storage": template.size}}}
     if template.storage_class_name is not None:
         spec["storageClassName"] = template.storage_class_name
-    metadata = _metadata(job, claim_name(job.name))
+    own = metadata(job, claim_name(job.name))
     if template.when_deleted == "Retain":
-        del metadata["ownerReferences"]
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+        del own["ownerReferences"]
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": own, "spec": spec}
 
 
 def service(job: Job, settings: Settings) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(job, job.name),
+        "metadata": metadata(job, job.name),
         "spec": {
             "clusterIP": "None",
             # The agents look each other up before any of them is ready.
@@ -93,18 +88,30 @@ def service(job: Job, settings: Settings) -> Object:
 
 
 def stateful_set(
-    job: Job, settings: Settings, attempt_floor: int, avoided: tuple[str, ...] = (), pods: int | None = None
+    job: Job,
+    settings: Settings,
+    attempt_floor: int,
+    avoided: tuple[str, ...] = (),
+    pods: int | None = None,
+    placement: Placement = Placement(),  # noqa: B008 (frozen)
 ) -> Object:
     """Returns the StatefulSet, with as many pods as the spec requests unless `pods` is given.
 
     `attempt_floor`: the lowest number of its agents' first attempt. `avoided`: nodes that its pods
-    are kept from.
+    are kept from. `placement`: where a queue has placed them.
     """
+    template = pod_template(job, settings, labels(job), attempt_floor, avoided)
+    place(template, placement)
+    pod_group.join(job, template)
     annotations = {names.ANNOTATION_SPEC_HASH: job.spec_hash, names.ANNOTATION_AGENT_IMAGE: settings.agent_image}
+    annotations[names.ANNOTATION_AGENT_KEY] = agent_keys.digest(agent_key(job.uid, settings))
+    annotations |= network_policy.policy_annotations(job, settings)
+    if placed := placement.encode():
+        annotations[names.ANNOTATION_PLACEMENT] = placed
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": _metadata(job, job.name) | {"annotations": annotations, "labels": _labels_for_queue(job)},
+        "metadata": metadata(job, job.name) | {"annotations": annotations, "labels": _labels_for_queue(job, settings)},
         "spec": {
             "replicas": job.pod_count if pods is None else pods,
             "serviceName": job.name,
@@ -113,18 +120,38 @@ def stateful_set(
             "updateStrategy": {"type": "OnDelete"},
             "revisionHistoryLimit": 1,
             "selector": {"matchLabels": selector(job)},
-            "template": pod_template(job, settings, labels(job), attempt_floor, avoided),
+            "template": template,
         },
     }
 
 
-def all_children(job: Job, settings: Settings, avoided: tuple[str, ...] = ()) -> tuple[Object, ...]:
+def all_children(
+    job: Job,
+    settings: Settings,
+    avoided: tuple[str, ...] = (),
+    placement: Placement = Placement(),  # noqa: B008 (frozen)
+) -> tuple[Object, ...]:
     """Returns all children in order of dependency.
 
     Attempts of a new run are numbered above all earlier ones.
     """
     floor = job.status.get("attempt", 0) + 1
-    return secret(job, settings), service(job, settings), stateful_set(job, settings, floor, avoided)
+    policy = network_policy.network_policy(job, settings, metadata(job, job.policy_name))
+    group = pod_group.pod_group(job, metadata(job, job.name))
+    return (
+        secret(job, settings),
+        *(() if policy is None else (policy,)),
+        service(job, settings),
+        *((group,) if group else ()),
+        stateful_set(job, settings, floor, avoided, placement=placement),
+    )
+
+
+def workload(job: Job, settings: Settings) -> Apply:
+    """Returns the creation of the Workload that queues the job, after a dry run of a pod."""
+    pods = stateful_set(job, settings, job.status.get("attempt", 0) + 1)
+    body = workloads.workload(job, metadata(job, job.name), pods["spec"]["template"])
+    return Apply(body=body, if_missing=True, pods_of=pods)
 
 
 def has_stateful_set(job: Job, observed: Observed) -> bool:
@@ -171,117 +198,21 @@ def _made_for(pod: Object) -> str:
     return next((str(entry.get("value") or "") for entry in env), "")
 
 
-def repairs(
-    job: Job, observed: Observed, pods: tuple[Object, ...], wanted: int, now: float, settings: Settings
-) -> tuple[Apply, ...]:
-    """Returns the children that somebody deleted or changed, as they should be.
-
-    `wanted`: the number of pods that the StatefulSet should have now.
-
-    No repair restarts a running pod. No repair is tried while the API server rejects one. A
-    training that runs needs none of them, so it continues without.
-    """
-    if observed.rejection or observed.refusal:
-        return ()
-    found = []
-    if any(is_waiting_for_volumes(pod, job, now) for pod in pods):
-        # The Secret may have been deleted. RBAC does not let the operator read Secrets, so create
-        # it if missing. Never overwrite it: running pods may still use a key that was derived from
-        # an older master key.
-        found.append(Apply(body=_for_create(secret(job, settings)), if_missing=True))
-    if observed.service is None or _is_edited_service(observed.service, service(job, settings)):
-        found.append(Apply(body=service(job, settings)))
-    child = observed.stateful_set
-    if child is not None:
-        edited = child["spec"].get("replicas") != wanted or _is_edited(child)
-        avoided = avoided_nodes.active_nodes(job.status, now)
-        moved = avoided_nodes.excluded_nodes(child["spec"].get("template") or {}) != avoided
-        if edited or moved or _applied_hash(child) is None:
-            # The pods that a job has may fill its quota, which would reject another one in a dry run.
-            adds_pods = wanted > child["spec"].get("replicas", 1)
-            found.append(Apply(body=_repaired(job, child, settings, avoided, wanted), adds_pods=adds_pods))
-    return tuple(found)
-
-
 def nudges(job: Job, observed: Observed, pods: tuple[Object, ...], now: float) -> tuple[Nudge, ...]:
     """Returns a nudge if pods of the StatefulSet have been missing for a while.
 
-    The nudge yields the reason, or wakes the controller.
+    The nudge yields the reason, or wakes the controller. A controller that has not come to the
+    StatefulSet yet does not sleep: it has much to do, and a nudge would give it more.
     """
     child = observed.stateful_set
     if child is None or len(pods) >= job.pod_count or observed.rejection or observed.refusal:
         return ()
     metadata = child["metadata"]
-    last = unix(_annotation(child, names.ANNOTATION_NUDGED)) or unix(metadata.get("creationTimestamp"))
+    if (child.get("status") or {}).get("observedGeneration", 0) < metadata.get("generation", 1):
+        return ()
+    last = unix(annotation(child, names.ANNOTATION_NUDGED)) or unix(metadata.get("creationTimestamp"))
     due = last is not None and now - last >= NUDGE_SECONDS
     return (Nudge(stateful_set=child, time=rfc3339(now)),) if due else ()
-
-
-def _repaired(job: Job, child: Object, settings: Settings, avoided: tuple[str, ...], pods: int) -> Object:
-    """Returns the StatefulSet as it should be, with the agent image of its running pods.
-
-    A group has one agent version. All pods of an elastic group begin with the same size, and the
-    agents learn of a new size from the operator's message. Fields that somebody has added and the
-    operator does not write (a node selector where there was none) stay.
-    """
-    image = _annotation(child, names.ANNOTATION_AGENT_IMAGE) or _live_agent_image(child) or settings.agent_image
-    floor = job.status.get("attempt", 0) + 1
-    body = stateful_set(job, replace(settings, agent_image=image), floor, avoided, pods)
-    if job.spec.elastic is not None:
-        _keep_variables(body, child, job.trainer_container)
-    body["metadata"]["annotations"][names.ANNOTATION_REPAIRED] = str(child["metadata"].get("generation", 1))
-    return body
-
-
-def _keep_variables(body: Object, child: Object, container: str) -> None:
-    """Replaces what scaling would change in the template of `body` by what the StatefulSet `child` has."""
-    live = {
-        entry.get("name"): entry.get("value")
-        for entry in _find_container(child, container).get("env") or ()
-        if entry.get("name") in (names.ENV_REPLICAS, names.ENV_GENERATION, names.ENV_ATTEMPT_FLOOR)
-    }
-    for entry in _find_container(body, container)["env"]:
-        if live.get(entry["name"]) is not None:
-            entry["value"] = live[entry["name"]]
-
-
-def _find_container(stateful_set: Object, name: str) -> Object:
-    containers = stateful_set["spec"].get("template", {}).get("spec", {}).get("containers") or ()
-    return next((each for each in containers if each.get("name") == name), {})
-
-
-def _is_edited(child: Object) -> bool:
-    """Returns whether somebody has edited the spec since it was created or last repaired.
-
-    Generations are counted because specs can't be compared: the API server fills in defaults, an
-    admission plugin may change what is applied, and another version of the operator renders another
-    template. None of these may lead to an apply at every look. Undoing an edit raises the
-    generation by one or leaves it.
-    """
-    undone = _annotation(child, names.ANNOTATION_REPAIRED)
-    generation = child["metadata"].get("generation", 1)
-    return bool(generation > (int(undone) if undone.isdecimal() else 0) + 1)
-
-
-def _is_edited_service(child: Object, wanted: Object) -> bool:
-    """Returns whether one of the two fields differs that the agents need to find each other."""
-    return any(child["spec"].get(field) != wanted["spec"][field] for field in ("selector", "publishNotReadyAddresses"))
-
-
-def _live_agent_image(child: Object) -> str:
-    containers = child["spec"].get("template", {}).get("spec", {}).get("initContainers") or ()
-    return next((str(c.get("image") or "") for c in containers if c.get("name") == names.INIT_CONTAINER), "")
-
-
-def _for_create(child: Object) -> Object:
-    """Returns `child` for a create, which has another field manager than our applies.
-
-    A later job of this name may apply its Secret before this one is garbage-collected. That apply
-    can't remove an owner reference of another manager, and an object with two controllers is
-    rejected: so this owner is no controller.
-    """
-    owners = [owner | {"controller": False} for owner in child["metadata"]["ownerReferences"]]
-    return child | {"metadata": child["metadata"] | {"ownerReferences": owners}}
 
 
 def is_waiting_for_volumes(pod: Object, job: Job, now: float) -> bool:
@@ -315,7 +246,7 @@ def is_outdated(job: Job, child: Object) -> bool:
     A spec can change only while the job is suspended, and so can the size of a job that is not
     elastic.
     """
-    applied = _applied_hash(child)
+    applied = applied_hash(child)
     free = {"replicas"} if job.spec.elastic is not None else set()
     return applied is not None and shape.shapes_differ(applied, job.spec_hash, free)
 
@@ -352,15 +283,18 @@ def undecided_accelerator(job: Job) -> Cause | None:
     return Cause(Reason.ACCELERATOR_UNDECIDED, question + remedy)
 
 
-def _applied_hash(child: Object) -> str | None:
-    return _annotation(child, names.ANNOTATION_SPEC_HASH) or None
+def applied_hash(child: Object) -> str | None:
+    """Returns the shape of the spec that a StatefulSet was created from."""
+    return annotation(child, names.ANNOTATION_SPEC_HASH) or None
 
 
-def _annotation(child: Object, name: str) -> str:
+def annotation(child: Object, name: str) -> str:
+    """Returns an annotation; "" if there is none."""
     return str((child["metadata"].get("annotations") or {}).get(name, ""))
 
 
-def _metadata(job: Job, name: str) -> Object:
+def metadata(job: Job, name: str) -> Object:
+    """Returns the metadata of a child."""
     return {
         "name": name,
         "namespace": job.namespace,

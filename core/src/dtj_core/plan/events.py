@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 from dtj_contract import names
 from dtj_contract.names import Reason
+from dtj_core.api import launcher
+from dtj_core.api.v1alpha1 import Spec
 from dtj_core.plan.agent_report import Report
 from dtj_core.plan.conditions import find_condition
 from dtj_core.plan.job import Job
@@ -22,7 +24,7 @@ PROBLEMS = {
     Reason.UNSCHEDULABLE, Reason.VOLUME_CLAIM_NOT_FOUND, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_ERROR,
     Reason.AGENT_CRASHED, Reason.OOM_KILLED, Reason.AGENT_UNREACHABLE, Reason.CHILD_CONFLICT, Reason.CHILD_REFUSED,
     Reason.ACCELERATOR_UNDECIDED, Reason.INIT_CONTAINER_FAILED, Reason.MOUNT_PENDING, Reason.NODE_SILENT,
-    Reason.POD_REJECTED,
+    Reason.POD_REJECTED, Reason.RUNTIME_NOT_FOUND, Reason.RUNTIME_INCOMPLETE,
 }  # fmt: skip
 # Agents' events of type Normal that become Kubernetes events.
 CHANGES = {Reason.SPARE_USED, Reason.GROUP_SHRUNK, Reason.GROUP_GROWN}
@@ -39,13 +41,37 @@ def events_for_change(job: Job, status: Object, report: Report | None) -> tuple[
     return tuple(_changes(job, job.status, status, report))
 
 
+def events_for_launcher(spec: Spec) -> Iterator[Event]:
+    """Returns an event for a launcher in the command, which starts no ranks of its own beside the agents'."""
+    launch = spec.launch
+    if launch is None:
+        if spec.written_command and (kept := launcher.find(spec.written_command)[0]):
+            message = (
+                f"{kept} stays in the command, because only the launcher can act on its flags: the agent starts one in"
+                f" each pod, with {spec.processes} as PET_NPROC_PER_NODE, and restarts all of them together"
+            )
+            yield _event("Normal", Reason.LAUNCHER_KEPT, message)
+        return
+    ranks = "1 rank" if spec.processes == 1 else f"{spec.processes} ranks"
+    message = f"{launch.launcher} is taken out of the command, because the agents start the ranks: {ranks} in each pod"
+    low, high = launch.nodes or (spec.replicas, spec.replicas)
+    others = [f"the job has {spec.replicas} pods (spec.replicas)"] if not low <= spec.replicas <= high else []
+    if launch.processes not in (None, spec.processes):
+        others.append(f"spec.processesPerPod replaces its {launch.processes}")
+    if launch.unused:
+        others.append(f"without effect: {', '.join(launch.unused)}")
+    yield _event("Warning" if others else "Normal", Reason.LAUNCHER_REMOVED, "; ".join([message, *others]))
+
+
 def _changes(job: Job, old: Object, new: Object, report: Report | None) -> Iterator[Event]:
     if has_children(new) and (not has_children(old) or old.get("startTime") != new.get("startTime")):
         if is_stop_announced(old):
             yield _event("Normal", Reason.JOB_RESUMED, f"resumed with {_pods(job)}")
-        else:
-            message = f"created the Secret, the Service and the StatefulSet with {_pods(job)}"
+        elif old.get("conditions"):
+            # The first status of a job that starts at once states the same, and an event is one more write.
+            message = f"created the StatefulSet with {_pods(job)}, and what it needs"
             yield _event("Normal", Reason.CREATED, message)
+        yield from events_for_launcher(job.spec)
     known = {_key(failure): failure.get("reason") for failure in old.get("failures") or ()}
     failures = [failure for failure in new.get("failures") or () if _is_news(failure, known)]
     announced = _announced_loss(old, failures)

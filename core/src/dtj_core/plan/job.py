@@ -57,6 +57,11 @@ class Job:
             unreadable=unreadable,
         )
 
+    @property
+    def is_renderable(self) -> bool:
+        """Whether the pods follow from the spec: all of it can be read, and its runtime is in it."""
+        return self.unreadable is None and self.spec.runtime_ref is None
+
     @cached_property
     def spec_hash(self) -> str:
         """Digests of the part of the spec that shapes pods (shape.py).
@@ -75,7 +80,7 @@ class Job:
         """Number of pods without which no attempt can start."""
         return self.spec.elastic.min_replicas if self.spec.elastic is not None else self.spec.replicas
 
-    @property
+    @cached_property
     def trainer_container(self) -> str:
         """Name of the trainer container."""
         return str(self.spec.trainer.get("name", names.CONTAINER))
@@ -85,6 +90,11 @@ class Job:
         """Name of the Secret that holds the agents' key."""
         # A name that nobody else's Secret is likely to have, because ours is applied by force.
         return f"{self.name}-dtj-agent"
+
+    @property
+    def policy_name(self) -> str:
+        """Name of the NetworkPolicy, which is applied by force, too."""
+        return self.secret_name
 
     @property
     def owner_reference(self) -> Object:

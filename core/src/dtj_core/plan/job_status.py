@@ -20,6 +20,8 @@ from dtj_core.plan.progress import active_seconds
 
 # Fields that hold for one run of the pods.
 OF_A_RUN = ("startTime", "coordinator", "shrinkTime", "ownEvictions")
+# Reasons of condition Running that announce the deletion of the pods.
+STOPS = frozenset({Reason.JOB_SUSPENDED, Reason.EVICTED_BY_QUEUE, Reason.HALF_PLACED})
 
 
 def has_started(status: Object) -> bool:
@@ -33,7 +35,7 @@ def is_stop_announced(status: Object) -> bool:
     The announcement stays until new pods are created. A missing StatefulSet is no proof: somebody
     else may have deleted it, and then the clock of the deadline keeps running.
     """
-    return condition_reason(status, names.RUNNING) == Reason.JOB_SUSPENDED
+    return condition_reason(status, names.RUNNING) in STOPS
 
 
 def has_children(status: Object) -> bool:
@@ -58,6 +60,13 @@ def reset_between_runs(status: Object, job: Job, now: float) -> Object:
     if memory is not None:
         status["agent"] = memory | {"ofEarlierRun": True}
     return status | replica_counts(job, 0)
+
+
+def renew_run(status: Object, job: Job, now: float) -> Object:
+    """Returns `status` of a job whose pods are created again without a pause of the deadline's clock."""
+    kept = {key: status[key] for key in ("startTime", "activeSeconds") if key in status}
+    reset = reset_between_runs(status, job, now)
+    return {key: value for key, value in reset.items() if key != "activeSeconds"} | kept
 
 
 def memory_of_run(status: Object) -> Object:

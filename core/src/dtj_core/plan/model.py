@@ -49,6 +49,8 @@ class Observed:
 
     stateful_set: Object | None = None
     service: Object | None = None
+    runtime: Object | None = None
+    """The DistributedTrainingRuntime that the job's spec.runtimeRef names."""
     pods: tuple[Object, ...] = ()
     """All pods with the label names.LABEL_JOB of this job, including terminating ones."""
     agent: Object | None = None
@@ -64,6 +66,12 @@ class Observed:
     rejection: str | None = None
     """Message of the API server when it called a child of this generation invalid. Fails a job that
     has never run."""
+    workload: Object | None = None
+    """The object of Kueue that bears the job's name; None without `Settings.kueue`."""
+    kueue_served: bool = True
+    """Whether the API server serves Kueue's Workloads."""
+    flavors: Mapping[str, Object] = field(default_factory=dict)
+    """Kueue's ResourceFlavors by name that an admitted Workload uses, while the job has no StatefulSet."""
     refusal: str | None = None
     """Message of the API server when it rejected a child for another reason (a quota), which may
     pass. Fails no job."""
@@ -78,6 +86,9 @@ class Apply:
     """Create the object if there is none of that name, and leave an existing one as it is."""
     adds_pods: bool = True
     """Of a StatefulSet: whether it gets more pods, so that a pod must be admitted in a dry run first."""
+    pods_of: Object | None = None
+    """Of a Workload: the StatefulSet that it queues. A pod of the set is created as a dry run first, and the
+    priority that the API server gives that pod is the Workload's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +98,7 @@ class Delete:
     Not found is success.
     """
 
-    kind: Literal["StatefulSet", "Pod", "Service", "Secret", "DistributedTrainingJob"]
+    kind: Literal["StatefulSet", "Pod", "Service", "Secret", "Workload", "DistributedTrainingJob"]
     name: str
     uid: str
     grace_seconds: int | None = None
@@ -108,7 +119,25 @@ class Nudge:
     """Value of names.ANNOTATION_NUDGED."""
 
 
-Action = Apply | Delete | Nudge
+@dataclass(frozen=True, kw_only=True)
+class Annotate:
+    """Write annotations of a StatefulSet. Its pods are not touched."""
+
+    stateful_set: Object
+    """As observed."""
+    annotations: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchStatus:
+    """Merge patch of the status of another controller's object, if the object is still as observed."""
+
+    observed: Object
+    status: Object
+    """Lists replace the stored ones whole."""
+
+
+Action = Apply | Delete | Nudge | Annotate | PatchStatus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,9 +186,15 @@ class Settings:
     pod_user: Literal["fixed", "cluster"] = "fixed"
     """User and group of pods that name none: ours, or the ones that the namespace's admission
     chooses (OpenShift)."""
+    kueue: bool = False
+    """Whether the operator queues jobs with spec.queueName itself, by Workloads of Kueue. Otherwise the
+    StatefulSet has Kueue's label."""
     can_avoid_nodes: bool = True
     """Whether pods may be placed on another node. A local run has only one."""
     agent_port: int = names.AGENT_PORT
+    network_peers: tuple[Object, ...] | None = None
+    """NetworkPolicyPeers that may reach the agents' port, besides the job's own pods. None: jobs get no
+    NetworkPolicy."""
     listen_host: str = "0.0.0.0"
     """Address that the agents bind to; "[::]" where pods have only IPv6 addresses."""
     progress_write_seconds: float = 25.0

@@ -9,6 +9,7 @@ however often.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from dtj_contract import names
 from dtj_contract.names import Reason
@@ -21,25 +22,38 @@ from dtj_core.plan import (
     deadlines,
     events,
     group_size,
+    half_placed,
     outcome,
     own_evictions,
     pod_waits,
     pods,
     progress,
+    queueing,
+    rejected_field,
+    repairs,
     restarts,
     running,
+    runtimes,
     startup_deadline,
     stuck_pods,
     suspend,
     version_skew,
 )
 from dtj_core.plan.agent_report import Report, report_from_status
-from dtj_core.plan.conditions import Conditions, find_condition, is_finished, is_true, remove_condition
+from dtj_core.plan.conditions import (
+    Conditions,
+    condition_reason,
+    find_condition,
+    is_finished,
+    is_true,
+    remove_condition,
+)
 from dtj_core.plan.job import Job
 from dtj_core.plan.job_status import (
     has_started,
     is_stop_announced,
     memory_of_run,
+    renew_run,
     replica_counts,
     reset_between_runs,
 )
@@ -47,6 +61,7 @@ from dtj_core.plan.model import Apply, Object, Observed, Plan, Settings
 from dtj_core.plan.outcome import JobResult
 from dtj_core.plan.status_throttle import throttle_status_writes
 from dtj_core.plan.times import rfc3339
+from dtj_core.plan.workload import find_placement
 
 # Pause before the next check whether the obstacle to the children has been removed.
 CONFLICT_SECONDS = 30.0
@@ -59,8 +74,13 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
         return Plan(status=stored)  # garbage collection deletes the children
     if (obj.get("spec") or {}).get("managedBy", names.CONTROLLER) != names.CONTROLLER:
         return Plan(status=stored)  # another controller runs the job
+    written, obj = obj, runtimes.effective(obj)
     if is_finished(stored):
-        return stuck_pods.force_delete_overdue(deadlines.after_end(obj, observed, now), obj, observed, now)
+        end = queueing.after_end(deadlines.after_end(obj, observed, now), obj, observed, now, settings)
+        return stuck_pods.force_delete_overdue(end, obj, observed, now)
+    runtime = runtimes.take(obj, observed, now)
+    if runtime is not None:
+        return Plan(status={**stored, "runtime": runtime}, requeue_after=0)
     conditions = Conditions(obj["metadata"].get("generation", 1), now)
     try:
         job = Job.from_object(obj)
@@ -69,6 +89,11 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
         if version_skew.is_user_error(job, observed, error):
             invalid = JobResult(kind="Failed", reason=Reason.INVALID_SPEC, message=str(error))
             return _end(obj, stored, invalid, conditions)
+    observed = replace(
+        observed,
+        rejection=rejected_field.explain(observed.rejection, job, settings),
+        refusal=rejected_field.explain(observed.refusal, job, settings),
+    )
 
     group = pods.current_pods(job, observed)
     report = report_from_status(observed.agent, job.uid) if children.has_stateful_set(job, observed) else None
@@ -81,8 +106,15 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
         end = _end(obj, status, result, conditions, group, job.trainer_container)
         return replace(end, events=(*events.events_for_agent(stored, report), *end.events))
     hint = stuck_pods.manual_action(obj, observed, now)
+    hold = queueing.find_hold(job, observed, now, settings) if job.unreadable is None else None
     if job.spec.suspend:
         wanted = suspend.suspend_job(job, observed, status, conditions, hint)
+        if children.are_gone(job, observed):
+            wanted = replace(wanted, status=runtimes.forget(written, wanted.status))
+        wanted = replace(wanted, events=(*events.events_for_agent(stored, report), *wanted.events))
+        wanted = replace(wanted, actions=(*wanted.actions, *queueing.while_suspended(job, observed, settings)))
+    elif hold is not None:
+        wanted = queueing.hold_job(job, observed, status, conditions, hold, hint)
         wanted = replace(wanted, events=(*events.events_for_agent(stored, report), *wanted.events))
     else:
         wanted = _reconcile_active(job, observed, group, status, report, conditions, settings, hint)
@@ -106,7 +138,7 @@ def _find_result(
     if result is None:
         result = deadlines.deadline_exceeded(job.spec, status, now)
     if result is None and job.unreadable is None and not job.spec.suspend:
-        waits = _find_wait(job, observed, group, status, report, now)
+        waits = partial(_find_wait, job, observed, group, status, report, now)
         result = startup_deadline.deadline_exceeded(job, observed, group, status, report, waits, now)
     if result is None and report is None and observed.agent_asked and job.unreadable is None:
         result = pods.unstartable(group, job, now)
@@ -197,9 +229,13 @@ def _reconcile_active(
     assert observed.stateful_set is not None
     if "deletionTimestamp" in observed.stateful_set["metadata"]:
         return Plan(status=status, requeue_after=suspend.WAIT_SECONDS)
-    if job.unreadable is None and children.is_outdated(job, observed.stateful_set):
+    if job.is_renderable and children.is_outdated(job, observed.stateful_set):
         message = "spec was changed while the job was suspended; recreating the pods"
         return suspend.delete_pods(job, observed, status, message, conditions)
+    release = half_placed.until_release(job, group, job.status)
+    overdue = release is not None and release <= conditions.now
+    if job.unreadable is None and (overdue or half_placed.is_releasing(job.status, observed.stateful_set)):
+        return half_placed.release(job, observed, group, status, conditions)
     silent = agent_silence.seconds(observed, status)
     phase = running.group_phase(
         job, status, group, report, silent_seconds=silent, refusal=observed.refusal, now=conditions.now
@@ -208,7 +244,9 @@ def _reconcile_active(
     if phase is not None:
         if pause:
             phase = running.with_pause(phase, Reason.POD_EVICTED, own_evictions.describe_pause(job))
+        phase = half_placed.explain(phase, job, group)
         status = running.set_conditions(status, running.add_wait(phase, hint), conditions)
+    status = half_placed.forget(status) if is_true(status, names.RUNNING) else status
     ready = pods.ready_count(group, job.trainer_container)
     now, child = conditions.now, observed.stateful_set
     counts = replica_counts(job, ready, report)
@@ -225,13 +263,15 @@ def _reconcile_active(
         pod_waits.until_overdue(group, now),
         group_size.until_shrunk(status, now),
         own_evictions.until_next_look(job, status, pause),
+        None if release is None else max(release - now, 0.0),
     )
     return Plan(
         actions=(
-            *(children.repairs(job, observed, group, wanted, now, settings) if job.unreadable is None else ()),
-            *(children.nudges(job, observed, group, now) if job.unreadable is None and not pause else ()),
+            *(repairs.repairs(job, observed, group, wanted, now, settings) if job.is_renderable else ()),
+            *(children.nudges(job, observed, group, now) if job.is_renderable and not pause else ()),
             *stuck_pods.delete_stuck_pods(group, report),
             *avoided_nodes.move_pods(job, observed.stateful_set, group, now),
+            *queueing.while_active(job, observed, status, now, settings),
         ),
         status=status,
         events=(*events.events_for_change(job, status, report), *moves),
@@ -258,22 +298,30 @@ def _create_or_wait(
     """Creates the children, or waits for what is in the way."""
     if job.unreadable is not None:
         return _wait_for_matching_operator(job, status, conditions)
-    conflict = children.find_conflict(job, observed) or children.undecided_accelerator(job)
+    conflict = runtimes.missing(job, observed) or children.find_conflict(job, observed)
+    conflict = conflict or children.undecided_accelerator(job)
     if conflict is not None:
         return _wait_for(job, status, conflict, conditions)
     if children.pods_of_previous_run(observed):
         message = stuck_pods.append_hint("waiting for pods of the previous run to terminate", hint)
         return _wait_for(job, status, pod_waits.Cause(Reason.PODS_PENDING, message), conditions)
+    paused = half_placed.find_pause(status, conditions.now)
+    if paused is not None:
+        phase = running.GroupPhase(running=False, restarting=False, reason=paused[1].reason, message=paused[1].message)
+        status = _mark_active(running.set_conditions(status, phase, conditions), conditions) | replica_counts(job, 0)
+        return Plan(status=status, requeue_after=paused[0])
     refusal = observed.refusal or observed.rejection
     if refusal is not None:
         return _wait_for_admission(job, status, refusal, conditions)
-    return _create_children(job, status, conditions, settings)
+    return _create_children(job, observed, status, conditions, settings)
 
 
-def _create_children(job: Job, status: Object, conditions: Conditions, settings: Settings) -> Plan:
+def _create_children(job: Job, observed: Observed, status: Object, conditions: Conditions, settings: Settings) -> Plan:
     """Creates the children. Idempotent: a second time it applies the same objects."""
     lost = has_started(status)
-    if is_stop_announced(status):
+    if condition_reason(status, names.RUNNING) == Reason.HALF_PLACED:
+        status = renew_run(status, job, conditions.now)
+    elif is_stop_announced(status):
         status = reset_between_runs(status, job, conditions.now)
     phase = running.GroupPhase(
         running=False,
@@ -283,13 +331,11 @@ def _create_children(job: Job, status: Object, conditions: Conditions, settings:
     )
     status = running.set_conditions(_mark_active(status, conditions), phase, conditions)
     status |= replica_counts(job, 0)
+    avoided, placement = avoided_nodes.active_nodes(status, conditions.now), find_placement(observed)
     claim = children.claim(job)
     actions = (
         *(() if claim is None else (Apply(body=claim, if_missing=True),)),
-        *(
-            Apply(body=body)
-            for body in children.all_children(job, settings, avoided_nodes.active_nodes(status, conditions.now))
-        ),
+        *(Apply(body=body) for body in children.all_children(job, settings, avoided, placement)),
     )
     return Plan(actions=actions, status=status, events=events.events_for_change(job, status, None))
 

@@ -131,6 +131,8 @@ def _trainer(job: Job, settings: Settings, pod: Object, trainer: Object, attempt
         trainer["image"] = job.spec.image
     trainer["command"] = ["python3", names.AGENT_PATH, "--", *job.spec.command]
     trainer.pop("args", None)
+    for name, value in (job.spec.launch.env if job.spec.launch is not None else {}).items():
+        _env_default(trainer, name, value)
     termination_log = trainer.setdefault("terminationMessagePath", names.TERMINATION_LOG)
     trainer["env"] = [
         *agent_environment(
@@ -180,7 +182,7 @@ def _volumes(job: Job, trainer: Object) -> list[Object]:
         # container's memory limit.
         {"name": names.VOLUME_SHM, "emptyDir": {"medium": "Memory"} | _shm_limit(job)},
     ]
-    if job.spec.checkpoint:
+    if job.spec.checkpoint and job.spec.checkpoint.volume:
         volume = job.spec.checkpoint.volume
         source: Any
         if volume.claim_name is not None:

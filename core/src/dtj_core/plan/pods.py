@@ -80,16 +80,18 @@ def why_not_running(pods: tuple[Object, ...], job: Job, refusal: str | None = No
     """
     if running_count(pods, job.trainer_container) >= job.spec.replicas:
         return None
-    waiting = [cause for pod in pods if (cause := _why_waiting(pod, job, now)) is not None]
-    specific = [cause for cause in waiting if cause.reason != Reason.PODS_PENDING]
-    if specific:
-        return pod_waits.add_claim_hint(specific[0], pods)
+    first: Cause | None = None
+    for pod in pods:
+        cause = _why_waiting(pod, job, now)
+        if cause is not None and cause.reason != Reason.PODS_PENDING:
+            return pod_waits.add_claim_hint(cause, pods)
+        first = first or cause
     if len(pods) < job.pod_count and refusal is not None:
         return Cause(Reason.CHILD_REFUSED, refused_message(refusal))
     if len(pods) < job.pod_count:
         hint = "if this persists: kubectl describe statefulset " + job.name
         return Cause(Reason.PODS_PENDING, "waiting for the StatefulSet to create all of its pods; " + hint)
-    return waiting[0] if waiting else None
+    return first
 
 
 def refused_message(refusal: str) -> str:

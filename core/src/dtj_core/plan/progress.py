@@ -8,6 +8,7 @@ from dtj_core.plan.times import rfc3339, unix
 
 # Shortest interval that a speed is computed from.
 MIN_SPEED_SECONDS = 1.0
+LONGEST_SECONDS = 10 * 365 * 86400
 # Values of progress.stepSource.
 SCRIPT, OPTIMIZER, UNKNOWN = "Script", "Optimizer", "Unknown"
 
@@ -74,12 +75,15 @@ def _progress(before: Object, report: Object) -> Object:
     speed = _speed(before, report)
     if speed is not None:
         progress["stepsPerSecond"] = speed
-    if step is None or not total or total < 0:
-        return progress
-    progress["percent"] = round(min(100.0, 100.0 * step / total), 1)
+    remaining = progress.pop("remainingSeconds", None)
+    if step is not None and total and total > 0:
+        if progress.get("percent") != 100:  # the script has ended its training, whatever its last step was
+            progress["percent"] = round(min(100.0, 100.0 * step / total), 1)
+        if speed:
+            remaining = (total - step) / speed
     reported = unix(report.get("time"))
-    if speed and reported is not None and step < total and (total - step) / speed < 10 * 365 * 86400:
-        progress["eta"] = rfc3339(reported + (total - step) / speed)
+    if reported is not None and remaining and 0 < remaining < LONGEST_SECONDS and progress.get("percent") != 100:
+        progress["eta"] = rfc3339(reported + remaining)
     return progress
 
 

@@ -39,6 +39,7 @@ FIELDS: dict[str, Any] = {
     "restart.rules": [],
     "warmWorkers": "Auto",
     "preload": [],
+    "kubeflowProgress": "Auto",
     "hangDetection.policy": "Restart",
     "hangDetection.minSeconds": None,
     "progressDeadlineSeconds": None,
@@ -65,7 +66,12 @@ FIELDS: dict[str, Any] = {
     "checkpoint.volume.claimTemplate.storageClassName": None,
     "checkpoint.volume.claimTemplate.accessModes": ["ReadWriteMany"],
     "checkpoint.volume.claimTemplate.whenDeleted": "Retain",
+    "gang.podGroup": None,
+    "gang.schedulerName": None,
+    "gang.queue": None,
+    "successPolicy": "AllRanks",
 }
+_NAMES = {path: path.split(".") for path in FIELDS}
 DIGITS = 12
 DEFAULT = "default"
 
@@ -83,7 +89,7 @@ def shapes_differ(one: str, other: str, free: Collection[str] = ()) -> bool:
 
 def _digest(spec: Object, path: str) -> str:
     value: Any = spec
-    for name in path.split("."):
+    for name in _NAMES[path]:
         value = value.get(name) if isinstance(value, dict) else None
     value = _without_nulls(value)
     if value is None or value == FIELDS[path]:

@@ -13,6 +13,8 @@ attempt. Without proof nothing is judged, and the condition still names what the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dtj_contract import agent_status
 from dtj_contract.names import Reason
 from dtj_core.plan import children
@@ -43,18 +45,19 @@ def deadline_exceeded(
     pods: tuple[Object, ...],
     status: Object,
     report: Report | None,
-    waits: Cause | None,
+    find_wait: Callable[[], Cause | None],
     now: float,
 ) -> JobResult | None:
     """Returns the failure of a job that has not begun to train in time.
 
-    `waits`: what the job waits for.
+    `find_wait` returns what the job waits for, which takes long with many pods.
     """
     left = until_deadline(job, status, now)
     if left is None or left > 0 or _has_begun(job, status, report):
         return None
     if children.has_stateful_set(job, observed) and not _is_proven(job, observed.stateful_set or {}, pods, report):
         return None
+    waits = find_wait()
     detail = f"; it waited for this: {waits.reason}: {waits.message}" if waits is not None else ""
     message = (
         f"not all ranks were started within spec.startupDeadlineSeconds ({job.spec.startup_deadline_seconds} s) after "

@@ -36,11 +36,18 @@ def suspend_job(job: Job, observed: Observed, status: Object, conditions: Condit
     return Plan(status=status, events=() if is_true(job.status, names.SUSPENDED) else (event,))
 
 
-def delete_pods(job: Job, observed: Observed, status: Object, message: str, conditions: Conditions) -> Plan:
+def delete_pods(
+    job: Job,
+    observed: Observed,
+    status: Object,
+    message: str,
+    conditions: Conditions,
+    reason: str = Reason.JOB_SUSPENDED,
+) -> Plan:
     """Returns the next step towards no pods: announce the deletion in the status, or delete."""
     for kind in (names.RESTARTING, names.RUNNING):
         if kind == names.RUNNING or find_condition(status, kind):
-            status = conditions.set(status, kind, False, Reason.JOB_SUSPENDED, message)
+            status = conditions.set(status, kind, False, reason, message)
     if not is_stop_announced(job.status):
         return Plan(status=status, requeue_after=0)
     child = observed.stateful_set

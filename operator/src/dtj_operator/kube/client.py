@@ -24,7 +24,7 @@ from dtj_core.api.encoding import APPLY_CONTENT, apply_body
 from dtj_core.plan.model import Object
 from dtj_operator import errors
 from dtj_operator.kube.login import Login
-from dtj_operator.kube.resources import LEASE, Resource
+from dtj_operator.kube.resources import ACCESS_REVIEW, LEASE, TOKEN_REVIEW, Resource
 
 REQUEST_SECONDS = 10.0
 # A hanging admission webhook has 10 s by default; the API server's response then names the webhook.
@@ -52,6 +52,7 @@ _NOT_TYPED = ("failed to create typed patch object", "failed to convert new obje
 
 
 Objects = list[Object]
+UNFENCED = (LEASE.api_version, TOKEN_REVIEW.api_version, ACCESS_REVIEW.api_version)
 
 
 class RequestObserver(Protocol):
@@ -90,8 +91,8 @@ class Client:
     async def close(self) -> None:
         await self._api.close()  # type: ignore[no-untyped-call]
 
-    async def get(self, resource: Resource, namespace: str, name: str) -> Object:
-        """Returns the object. Raises ObjectNotFound."""
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> Object:
+        """Returns the object. Without a namespace, of a kind that has none. Raises ObjectNotFound."""
         return _slim(await self._call("get", resource.plural, "GET", resource.path(namespace, name)))
 
     async def list(self, resource: Resource, namespace: str | None, selector: str | None = None) -> list[Object]:
@@ -206,12 +207,13 @@ class Client:
             seconds=WRITE_SECONDS,
         )
 
-    async def merge(self, resource: Resource, namespace: str, name: str, patch: Object) -> Object:
+    async def merge(
+        self, resource: Resource, namespace: str, name: str, patch: Object, *, subresource: str | None = None
+    ) -> Object:
         """Sends a merge patch."""
-        path = resource.path(namespace, name)
-        return await self._call(
-            "patch", resource.plural, "PATCH", path, {"fieldManager": names.MANAGER}, patch, content=_MERGE
-        )
+        path = resource.path(namespace, name, subresource)
+        plural = resource.plural + ("/" + subresource if subresource else "")
+        return await self._call("patch", plural, "PATCH", path, {"fieldManager": names.MANAGER}, patch, content=_MERGE)
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
@@ -327,11 +329,12 @@ def _event(line: bytes, path: str) -> Object:
 def _trace(fence: Callable[[], None]) -> aiohttp.TraceConfig:
     """Calls `fence` again when a write had to wait for a new connection: the process may have been stopped meanwhile.
 
-    Leases are exempt: their writes make the leader, and clients of one login share these settings.
+    Leases are exempt, because their writes make the leader, and reviews, because they change nothing. The clients of
+    one login share these settings.
     """
 
     async def started(_: object, context: SimpleNamespace, request: aiohttp.TraceRequestStartParams) -> None:
-        context.fenced = request.method != "GET" and f"/{LEASE.api_version}/" not in request.url.path
+        context.fenced = request.method != "GET" and not any(f"/{api}/" in request.url.path for api in UNFENCED)
 
     async def connected(_: object, context: SimpleNamespace, __: object) -> None:
         if context.fenced:

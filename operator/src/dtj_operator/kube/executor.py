@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any, NoReturn, Protocol
 
 from dtj_contract import names
 from dtj_core.plan.job import is_owned
-from dtj_core.plan.model import Action, Delete, Event, Nudge, Object, Plan
+from dtj_core.plan.job_status import has_started
+from dtj_core.plan.model import Action, Annotate, Delete, Event, Nudge, Object, PatchStatus, Plan
 from dtj_operator import errors
 from dtj_operator.kube import undeclared_fields
 from dtj_operator.kube.cache.cache import Cache
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.observer import Observer
-from dtj_operator.kube.resources import BY_KIND, JOB, POD, SERVICE, STATEFUL_SET, Resource, job_key
+from dtj_operator.kube.resources import (
+    BY_KIND,
+    JOB,
+    POD,
+    POD_GROUPS,
+    SERVICE,
+    STATEFUL_SET,
+    Resource,
+    job_key,
+    resource_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +37,7 @@ BY_OTHERS = (
     "metadata.ownerReferences",  # child of a deleted namesake, still terminating
     "updates to statefulset spec",  # somebody else has just created a StatefulSet of that name
 )
+ROUTINE = (names.Reason.CREATED, names.Reason.WORKERS_RUNNING)
 NO_DRY_RUN = "does not support dry run"
 
 
@@ -79,7 +92,8 @@ class PlanExecutor:
                 written = await self._write_status(job, status)
                 answered(written)
         for event in plan.events:
-            await self._recorder.record(job, event)
+            if not is_routine(job, event):
+                await self._recorder.record(job, event)
         return written
 
     async def _execute_action(self, job: Object, action: Action) -> None:
@@ -87,23 +101,39 @@ class PlanExecutor:
         if isinstance(action, Nudge):
             await self._nudge(namespace, action)
             return
+        if isinstance(action, Annotate):
+            await self._annotate(namespace, action.stateful_set, action.annotations)
+            return
         if isinstance(action, Delete):
             await self._delete(namespace, action)
             return
-        resource = BY_KIND[action.body["kind"]]
+        if isinstance(action, PatchStatus):
+            await self._patch_status(namespace, action)
+            return
+        resource = resource_of(action.body)
+        body = action.body
         try:
+            if action.pods_of is not None:
+                admitted = await self._dry_run_pod(namespace, action.pods_of)
+                body = body | {"spec": body["spec"] | {"priority": (admitted.get("spec") or {}).get("priority", 0)}}
             if resource is STATEFUL_SET:
                 if action.adds_pods:
                     await self._dry_run_pod(namespace, action.body)
                 await self._confirm_version(job)
             if action.if_missing:
-                applied = await self._client.create(resource, namespace, action.body)
+                applied = await self._client.create(resource, namespace, body)
             else:
-                applied = await self._apply(job, resource, action.body)
+                applied = await self._apply(job, resource, body)
         except errors.KubeError as error:
             if action.if_missing and isinstance(error, errors.Conflict):
                 return  # already created
-            _raise_rejection(error, permanent=resource is STATEFUL_SET and is_permanent(error))
+            if resource in POD_GROUPS and isinstance(error, errors.ObjectNotFound):
+                missing = f"spec.gang: the API server has no PodGroup of {resource.api_version}"
+                raise Rejected(
+                    f"{missing}: install its scheduler's CRDs, or remove spec.gang", permanent=False
+                ) from error
+            checks_pods = resource is STATEFUL_SET or action.pods_of is not None
+            _raise_rejection(error, permanent=checks_pods and is_permanent(error))
         self._cache.answer(resource, applied)
         logger.info("applied %s %s", resource.kind, action.body["metadata"]["name"])
 
@@ -151,26 +181,53 @@ class PlanExecutor:
             self._cache.deleted(resource, namespace, action.name, action.uid)
         logger.info("deleted %s %s", action.kind, action.name)
 
+    async def _patch_status(self, namespace: str, action: PatchStatus) -> None:
+        """Patches a status that another controller writes, too. Raises Conflict if it did meanwhile."""
+        metadata = action.observed["metadata"]
+        resource = BY_KIND[action.observed["kind"]]
+        known = {key: metadata[key] for key in ("uid", "resourceVersion")}
+        patch = {"metadata": known, "status": action.status}
+        try:
+            merged = await self._client.merge(resource, namespace, metadata["name"], patch, subresource="status")
+        except errors.ObjectNotFound:
+            self._cache.deleted(resource, namespace, metadata["name"], metadata["uid"])
+            return
+        self._cache.answer(resource, merged)
+        logger.info("patched the status of %s %s", resource.kind, metadata["name"])
+
     async def _nudge(self, namespace: str, action: Nudge) -> None:
         """Wakes the StatefulSet controller.
 
         Raises Rejected with the message that the controller receives, too, and reports in events of
         the StatefulSet only.
         """
-        metadata = action.stateful_set["metadata"]
-        patch = {"metadata": {"uid": metadata["uid"], "annotations": {names.ANNOTATION_NUDGED: action.time}}}
         try:
             await self._dry_run_pod(namespace, action.stateful_set)
+        except (errors.ObjectNotFound, errors.Conflict):
+            return  # the namespace terminates
+        except errors.KubeError as error:
+            _raise_rejection(error, permanent=False)
+        name = action.stateful_set["metadata"]["name"]
+        if await self._annotate(namespace, action.stateful_set, {names.ANNOTATION_NUDGED: action.time}):
+            logger.info("woke the controller of StatefulSet %s, which has created too few pods", name)
+
+    async def _annotate(self, namespace: str, stateful_set: Object, annotations: Mapping[str, str]) -> bool:
+        """Writes annotations of this very StatefulSet. Returns False if it is gone."""
+        metadata = stateful_set["metadata"]
+        patch = {"metadata": {"uid": metadata["uid"], "annotations": dict(annotations)}}
+        try:
             merged = await self._client.merge(STATEFUL_SET, namespace, metadata["name"], patch)
         except (errors.ObjectNotFound, errors.Conflict):
-            return  # deleted, or replaced by another
+            return False  # deleted, or replaced by another
         except errors.KubeError as error:
             _raise_rejection(error, permanent=False)
         self._cache.answer(STATEFUL_SET, merged)
-        logger.info("woke the controller of StatefulSet %s, which has created too few pods", metadata["name"])
+        return True
 
-    async def _dry_run_pod(self, namespace: str, stateful_set: Object) -> None:
+    async def _dry_run_pod(self, namespace: str, stateful_set: Object) -> Object:
         """Creates a pod of the StatefulSet as a dry run, to learn whether its pods would be admitted.
+
+        Returns the pod as the API server would store it; {} if it could not be tried.
 
         Pod security, quotas, limit ranges and field values are checked when a pod is created, not
         when its StatefulSet is. The StatefulSet controller would be rejected again and again, and
@@ -185,7 +242,7 @@ class PlanExecutor:
         metadata["name"] = stateful_set["metadata"]["name"] + "-dry-run"
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
         try:
-            await self._client.create(POD, namespace, pod, dry_run=True)
+            return await self._client.create(POD, namespace, pod, dry_run=True)
         except errors.Conflict:
             logger.debug("a pod has the name of the dry run, so the dry run proves nothing")
         except (errors.Invalid, errors.Forbidden) as error:
@@ -196,6 +253,7 @@ class PlanExecutor:
             logger.warning(
                 "dry run of a pod of %s is not possible: %s", stateful_set["metadata"]["name"], error.message
             )
+        return {}
 
     async def _confirm_version(self, job: Object) -> None:
         """Raises Overtaken if the stored job is not the one that was planned on.
@@ -230,6 +288,15 @@ class PlanExecutor:
             logger.warning("status is written without %s; %s", ", ".join(sorted(map(".".join, found))), hint)
             self._undeclared |= found
             return await self._write_status(job, undeclared_fields.without(status, self._undeclared))
+
+
+def is_routine(job: Object, event: Event) -> bool:
+    """Returns whether `event` belongs to a start without problems, which the conditions show as well.
+
+    Two events would be two of the seven writes of such a job. Later, after a restart, the same
+    reasons are news.
+    """
+    return event.type == "Normal" and event.reason in ROUTINE and not has_started(job.get("status") or {})
 
 
 def _status_body(job: Object, status: Object) -> Object:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from dtj_core.plan import runtimes
 from dtj_core.plan.conditions import is_finished
 from dtj_core.plan.model import Object, Observed
+from dtj_core.plan.workload import flavors_of, is_admitted
 from dtj_operator import errors
 from dtj_operator.following.listeners import AgentListeners
 from dtj_operator.kube.cache.store import Key, Store
 from dtj_operator.kube.client import Client
-from dtj_operator.kube.resources import SERVICE, STATEFUL_SET, Resource, job_key
+from dtj_operator.kube.resources import FLAVOR, SERVICE, STATEFUL_SET, Resource, job_key
 
 
 class Observer:
-    """Reads from the store alone, with one exception: an object without the operator's label.
+    """Reads from the store alone, with two exceptions: flavors of Kueue, and an object without the operator's label.
 
     No watch shows it. One of somebody else that has a child's name is found when the child can't be
     applied; our own StatefulSet that somebody took the label from, when its pods are still there.
@@ -53,12 +55,17 @@ class Observer:
             stateful_set=self._store.child(STATEFUL_SET, key),
             service=self._store.child(SERVICE, key),
             pods=self._store.pods(key),
+            workload=self._store.workload(key),
+            kueue_served=self._store.serves_workloads(),
+            runtime=self._store.runtime(job),
         )
+        if observed.stateful_set is None and observed.workload is not None and is_admitted(observed.workload):
+            observed = replace(observed, flavors=await self._read_flavors(observed.workload))
         if observed.stateful_set is None and _has_lost_its_set(job, observed.pods):
             self.add_unlabelled(STATEFUL_SET, key)
         if key in self._unlabelled:
             observed = await self._with_unlabelled(key, observed)
-        heard = self._agents.observe(job, observed.stateful_set, observed.pods)
+        heard = self._agents.observe(runtimes.effective(job), observed.stateful_set, observed.pods)
         return replace(
             observed,
             agent=heard.page,
@@ -66,6 +73,13 @@ class Observer:
             agent_silence=heard.cause,
             agent_asked=heard.is_known,
         )
+
+    async def _read_flavors(self, workload: Object) -> dict[str, Object]:
+        """Returns the flavors of the quota that a job is about to use, by name.
+
+        Called once a run of the pods, right before the StatefulSet is created.
+        """
+        return {name: await self._client.get(FLAVOR, None, name) for name in flavors_of(workload)}
 
     async def _with_unlabelled(self, key: Key, observed: Observed) -> Observed:
         found: dict[Resource, Object] = {}

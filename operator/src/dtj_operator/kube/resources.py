@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 from dtj_contract import names
 from dtj_core.plan.model import Object
+from dtj_core.plan.pod_group import API_VERSIONS
 
 
 @dataclass(frozen=True)
@@ -34,15 +35,31 @@ class Resource:
 
 
 JOB = Resource(names.API_VERSION, names.KIND, names.PLURAL)
+RUNTIME = Resource(names.API_VERSION, names.RUNTIME_KIND, names.RUNTIME_PLURAL)
 STATEFUL_SET = Resource("apps/v1", "StatefulSet", "statefulsets")
 SERVICE = Resource("v1", "Service", "services")
 SECRET = Resource("v1", "Secret", "secrets")
 CLAIM = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 POD = Resource("v1", "Pod", "pods")
+NETWORK_POLICY = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 EVENT = Resource("events.k8s.io/v1", "Event", "events")
+TOKEN_REVIEW = Resource("authentication.k8s.io/v1", "TokenReview", "tokenreviews")
+ACCESS_REVIEW = Resource("authorization.k8s.io/v1", "SubjectAccessReview", "subjectaccessreviews")
+WORKLOAD = Resource(names.KUEUE_API_VERSION, "Workload", "workloads")
+FLAVOR = Resource(names.KUEUE_API_VERSION, "ResourceFlavor", "resourceflavors")
 LEASE = Resource("coordination.k8s.io/v1", "Lease", "leases")
 
-BY_KIND = {resource.kind: resource for resource in (JOB, STATEFUL_SET, SERVICE, SECRET, CLAIM, POD)}
+POD_GROUPS = tuple(Resource(version, "PodGroup", "podgroups") for version in API_VERSIONS.values())
+
+BY_KIND = {
+    resource.kind: resource for resource in (JOB, STATEFUL_SET, SERVICE, SECRET, CLAIM, POD, NETWORK_POLICY, WORKLOAD)
+}
+
+
+def resource_of(obj: Object) -> Resource:
+    """Returns the kind of a child, by its apiVersion where two projects have a kind of the same name."""
+    found = next((each for each in POD_GROUPS if each.api_version == obj["apiVersion"]), None)
+    return found or BY_KIND[obj["kind"]]
 
 
 def job_key(job: Object) -> tuple[str, str]:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from dtj_core.plan.model import Object
 from dtj_operator.kube.cache.reflector import Reflector, ReflectorObserver
-from dtj_operator.kube.cache.store import Key, Store, Table, version_of
+from dtj_operator.kube.cache.store import KINDS, Key, Kind, Store, Table, version_of
 from dtj_operator.kube.client import Client
-from dtj_operator.kube.resources import JOB
+from dtj_operator.kube.resources import JOB, RUNTIME
 
 # No step of a reflector lasts longer: its watch would have been cut.
 STUCK_SECONDS = 300.0
@@ -25,8 +25,15 @@ Woken = Callable[[Key, float], None]
 class Cache(Store):
     """The store, and the tasks that keep it true from `start` to `stop`."""
 
-    def __init__(self, client: Client, namespaces: Sequence[str], observer: ReflectorObserver, wake: Woken) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        client: Client,
+        namespaces: Sequence[str],
+        observer: ReflectorObserver,
+        wake: Woken,
+        kinds: Sequence[Kind] = KINDS,
+    ) -> None:
+        super().__init__(kinds)
         self._wake = wake
         self._writing: set[Key] = set()
         """Jobs whose status is being written by us."""
@@ -34,7 +41,7 @@ class Cache(Store):
         self._reflectors = [
             Reflector(client, table, scope, self.changed, observer)
             for table in self.tables.values()
-            for scope in scopes
+            for scope in ([None] if table.kind.in_cluster else scopes)
         ]
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -79,6 +86,8 @@ class Cache(Store):
         """Wakes the jobs. Nothing is woken before everything has been listed."""
         if not self.is_synced:
             return
+        if table.kind.resource is RUNTIME:
+            keys = {job for _, name in keys for job in self.referring_jobs(name)}
         for key in keys:
             if table.kind.resource is JOB and key in self._writing:
                 continue  # our own write, unless its answer shows otherwise

@@ -20,6 +20,8 @@ PAGE = 100
 # A watch is asked for again after this time, plus up to as much again, so that it moves to another
 # API server at last.
 WATCH_SECONDS = 300.0
+# An optional kind that is not served is looked for this often.
+NOT_SERVED_SECONDS = 15.0
 # The API server sends a bookmark every minute. A watch without one is dead, whatever TCP believes.
 QUIET_SECONDS = 90.0
 
@@ -82,6 +84,11 @@ class Reflector:
             except errors.ObjectNotFound as error:
                 if self._kind.resource is JOB:
                     raise errors.NotServed(f"{JOB.plural} are no longer served: the CRD was deleted") from error
+                if self._kind.optional:
+                    self._not_served()
+                    self.alive = self._clock()
+                    await asyncio.sleep(NOT_SERVED_SECONDS)
+                    continue
                 self._retry(error, began)
             except errors.KubeError as error:
                 self._retry(error, began)
@@ -89,12 +96,28 @@ class Reflector:
             await asyncio.sleep(self.state.pause(self._jitter()))
 
     def _retry(self, error: errors.KubeError, began: float) -> None:
+        is_missing = self._kind.in_cluster and isinstance(error, errors.ObjectNotFound | errors.Forbidden)
+        was_missing = is_missing and self.listed.is_set()
+        if is_missing:
+            # An older CRD, or no right beyond the namespaces: jobs that need no runtime must not wait for one.
+            self.listed.set()
         self.state.failed(self._clock() - began)
         self._observer.watch_failed(self._kind.resource.plural)
         what = "listed" if self.state.version is None else "watched"
         # A watch that breaks is routine; a row of failures is not.
-        level = logging.WARNING if self.state.failures > 1 or self.state.version is None else logging.INFO
+        is_news = self.state.failures > 1 or self.state.version is None
+        level = logging.WARNING if is_news and not was_missing else logging.INFO
         logger.log(level, "%s could not be %s; will retry: %s", self._kind.resource.plural, what, error)
+
+    def _not_served(self) -> None:
+        """Notes that the API server does not serve an optional kind. Nothing waits for its list."""
+        if self._table.served:
+            logger.warning("%s are not served: is their project installed?", self._kind.resource.plural)
+        self._table.served = False
+        self.state = ReflectorState()
+        changed = self._table.clear(self._scope)
+        self.listed.set()
+        self._changed(self._table, changed)
 
     async def _list(self) -> None:
         kind, objects, version = self._kind, list[Object](), ""
@@ -103,6 +126,7 @@ class Reflector:
             self.alive = self._clock()
             await asyncio.sleep(0)
         changed = self._table.replace(self._scope, objects, version)
+        self._table.served = True
         self.state.listed(version)
         self._observer.listed(kind.resource.plural)
         self.listed.set()

@@ -16,12 +16,30 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from dtj_contract import names
+from dtj_core.api.runtime import REF
 from dtj_core.plan.model import Object
-from dtj_operator.kube.cache.trim import trim_job, trim_pod, trim_service, trim_stateful_set
-from dtj_operator.kube.resources import JOB, POD, SERVICE, STATEFUL_SET, Resource, job_selector
+from dtj_operator.kube.cache.trim import (
+    trim_job,
+    trim_pod,
+    trim_runtime,
+    trim_service,
+    trim_stateful_set,
+    trim_workload,
+)
+from dtj_operator.kube.resources import (
+    JOB,
+    POD,
+    RUNTIME,
+    SERVICE,
+    STATEFUL_SET,
+    WORKLOAD,
+    Resource,
+    job_key,
+    job_selector,
+)
 
 Key = tuple[str, str]
-"""Namespace and name of a job."""
+"""Namespace and name of a job; of a runtime, which has no namespace, "" and its name."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +49,20 @@ class Kind:
     resource: Resource
     selector: str | None
     trim: Callable[[Object], Object]
+    optional: bool = False
+    """Whether the API server may not serve the kind, because its CRD is another project's."""
+    in_cluster: bool = False
+    """Whether its objects have no namespace. The operator also works where they are not served, or not allowed."""
 
 
 KINDS = (
     Kind(JOB, None, trim_job),
+    Kind(RUNTIME, None, trim_runtime, in_cluster=True),
     Kind(STATEFUL_SET, job_selector(), trim_stateful_set),
     Kind(SERVICE, job_selector(), trim_service),
     Kind(POD, job_selector(), trim_pod),
 )
+QUEUE_KINDS = (Kind(WORKLOAD, job_selector(), trim_workload, optional=True),)
 
 
 def version_of(obj: Object) -> int:
@@ -52,6 +76,8 @@ class Table:
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
+        self.served = True
+        """False while the API server does not serve an optional kind."""
         self._objects: dict[Key, dict[str, Object]] = {}
         """By job, then by name."""
         self._jobs: dict[Key, str] = {}
@@ -92,6 +118,11 @@ class Table:
             changed |= self._put(obj)
         self._positions[scope] = max(at, self._positions.get(scope, 0))
         return changed
+
+    def clear(self, scope: str | None) -> set[Key]:
+        """Drops all objects of the scope: their kind is not served."""
+        known = [each for bucket in self._objects.values() for each in bucket.values()]
+        return {key for each in known if scope in (None, _own_key(each)[0]) for key in self._remove(each)}
 
     def event(self, scope: str | None, kind: str, obj: Object) -> set[Key]:
         """Takes over a watch event: ADDED, MODIFIED or DELETED."""
@@ -158,8 +189,8 @@ class Table:
 
     def _job_of(self, obj: Object) -> Key | None:
         metadata = obj["metadata"]
-        if self.kind.resource is JOB:
-            return metadata["namespace"], metadata["name"]
+        if self.kind.resource in (JOB, RUNTIME):
+            return _own_key(obj)
         job = (metadata.get("labels") or {}).get(names.LABEL_JOB)
         return None if job is None else (metadata["namespace"], job)
 
@@ -173,14 +204,14 @@ def is_same(one: Object, other: Object) -> bool:
 
 
 def _own_key(obj: Object) -> Key:
-    return obj["metadata"]["namespace"], obj["metadata"]["name"]
+    return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
 
 
 class Store:
     """The tables of all kinds."""
 
-    def __init__(self) -> None:
-        self.tables = {kind.resource: Table(kind) for kind in KINDS}
+    def __init__(self, kinds: Iterable[Kind] = KINDS) -> None:
+        self.tables = {kind.resource: Table(kind) for kind in kinds}
 
     def job(self, key: Key) -> Object | None:
         return self.tables[JOB].get(key)
@@ -188,9 +219,26 @@ class Store:
     def jobs(self) -> list[Object]:
         return [job for key in self.tables[JOB].keys() for job in self.tables[JOB].of_job(key)]  # noqa: SIM118
 
+    def runtime(self, job: Object) -> Object | None:
+        """Returns the runtime that the job refers to."""
+        name = (job["spec"].get(REF) or {}).get("name")
+        return None if name is None else self.tables[RUNTIME].get(("", name))
+
+    def referring_jobs(self, runtime: str) -> list[Key]:
+        """Returns the jobs that refer to this runtime and have not taken one."""
+        found = (job for job in self.jobs() if not (job.get("status") or {}).get("runtime"))
+        return [job_key(job) for job in found if (job["spec"].get(REF) or {}).get("name") == runtime]
+
     def child(self, resource: Resource, key: Key) -> Object | None:
         """Returns the job's child of this kind that has the job's name."""
         return self.tables[resource].get(key)
+
+    def workload(self, key: Key) -> Object | None:
+        """Returns Kueue's object of the job's name; None if there is none, or Kueue is not used."""
+        return self.tables[WORKLOAD].get(key) if WORKLOAD in self.tables else None
+
+    def serves_workloads(self) -> bool:
+        return WORKLOAD in self.tables and self.tables[WORKLOAD].served
 
     def pods(self, key: Key) -> tuple[Object, ...]:
         return self.tables[POD].of_job(key)

@@ -20,13 +20,16 @@ _METADATA = (
     "deletionGracePeriodSeconds", "finalizers",
 )  # fmt: skip
 _OWNER = ("kind", "name", "uid", "controller")
-_LABELS = (names.LABEL_MANAGED_BY, names.LABEL_JOB, names.LABEL_POD_INDEX)
+_LABELS = (names.LABEL_MANAGED_BY, names.LABEL_JOB, names.LABEL_POD_INDEX, names.LABEL_QUEUE)
 _CHILD_ANNOTATIONS = (
     names.ANNOTATION_SPEC_HASH,
     names.ANNOTATION_AGENT_IMAGE,
     names.ANNOTATION_REPAIRED,
     names.ANNOTATION_NUDGED,
+    names.ANNOTATION_NETWORK_POLICY,
+    names.ANNOTATION_AGENT_KEY,
     names.ANNOTATION_AVOIDED_NODES,
+    names.ANNOTATION_PLACEMENT,
 )
 _CONTAINER_STATUS = ("name", "state", "lastState", "ready", "restartCount", "image")
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
@@ -45,6 +48,12 @@ def trim_job(job: Object) -> Object:
     return _shared_object({"apiVersion": names.API_VERSION, "kind": names.KIND} | job | {"metadata": metadata})
 
 
+def trim_runtime(runtime: Object) -> Object:
+    """Returns the runtime with its spec whole: a job that takes it copies the spec."""
+    kept = {"apiVersion": names.API_VERSION, "kind": names.RUNTIME_KIND, "metadata": _metadata(runtime)}
+    return _shared_object(kept | {"spec": runtime.get("spec") or {}})
+
+
 def trim_stateful_set(stateful_set: Object) -> Object:
     """Returns the StatefulSet: its spec whole, because a repair keeps what others have added to it."""
     kept = {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": _metadata(stateful_set)}
@@ -56,6 +65,16 @@ def trim_service(service: Object) -> Object:
     """Returns the Service with the fields that the agents depend on."""
     kept = {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(service)}
     return _shared_object(kept | {"spec": _pick(service.get("spec") or {}, _SERVICE_SPEC)})
+
+
+def trim_workload(workload: Object) -> Object:
+    """Returns the Workload without its pod templates. Its conditions stay whole: a patch writes them back."""
+    spec, status = workload.get("spec") or {}, workload.get("status") or {}
+    kept_spec = _pick(spec, ("queueName", "active", "priority"))
+    kept_spec["podSets"] = [_pick(each, ("name", "count")) for each in spec.get("podSets") or ()]
+    kept_status = _pick(status, ("conditions", "admission", "admissionChecks"))
+    kept = {"apiVersion": names.KUEUE_API_VERSION, "kind": "Workload", "metadata": _metadata(workload)}
+    return _shared_object(kept | {"spec": kept_spec, "status": kept_status})
 
 
 def trim_pod(pod: Object) -> Object:

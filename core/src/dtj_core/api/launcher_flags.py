@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dtj.convert.fields import RESTARTS_TEXT, How
-
+MAX_RESTARTS = "spec.restart.maxRestarts"
+RESTARTS_TEXT = f"{MAX_RESTARTS}, counted within spec.restart.windowSeconds; the largest limit of the file counts"
 RENDEZVOUS = "the agents of the pods find each other and set MASTER_ADDR, MASTER_PORT and RANK"
+
+
+class How(enum.Enum):
+    """Fate of a field of the input."""
+
+    SAME = "carried over"
+    OTHER = "in another form"
+    NOT_NEEDED = "not needed"
+    NOT_CARRIED = "not carried over"
+    UNKNOWN = "unknown"
+    REFUSED = "refused"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,231 @@
+"""Jobs that run: what they cost the operator, and how old its knowledge is; silent agents; one large job."""
+
+from __future__ import annotations
+
+import re
+import socket
+import statistics
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+from benchmarks.operator.agents import ADDRESS, SILENT, Agents
+from benchmarks.operator.creation import LONG, Children, create_all, job_name, running_times
+from benchmarks.operator.kubelet import Kubelet
+from benchmarks.operator.planes import Audit, cpu_seconds, fresh, memory_mib, resources, send, watch
+from benchmarks.operator.systems import Ours
+from dtj_contract import names
+from hack.cluster.controlplane import ControlPlane
+from tests.integration.controlplane.support import wait_until
+
+SETTLE_SECONDS = 30.0
+"""After the last job has begun to run: as long as the slowest report."""
+WINDOW_SECONDS = 120.0
+FAILURES = 20
+BESIDE = 10
+"""New jobs, one after the other, beside the silent ones."""
+
+
+@contextmanager
+def operator(limits: str = "tuned", *more: str) -> Iterator[tuple[ControlPlane, Ours]]:
+    """Starts a fresh control plane with our operator, which is ready."""
+    with fresh(limits) as plane:
+        system = Ours(plane, tuned=True)
+        system.more = more
+        system.start()
+        try:
+            system.ready()
+            yield plane, system
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{system.tail()}") from error
+        finally:
+            system.end(9)
+
+
+def metrics(system: Ours) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{system.port()}/metrics", timeout=30) as answer:
+        return str(answer.read().decode())
+
+
+class Statuses:
+    """Follows all jobs by one watch, and keeps how old the status of each was before it was written again."""
+
+    def __init__(self, plane: ControlPlane, path: str) -> None:
+        self._plane, self._path = plane, path
+        self._stop = threading.Event()
+        self._known: dict[str, float] = {}
+        """Time of the step that the status has, by the uid of the job."""
+        self.since = float("inf")
+        """Only what is written after this Unix time counts."""
+        self.ages: list[float] = []
+        self.failed: dict[str, float] = {}
+        """When the status first showed a failure, by uid."""
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+
+    def __enter__(self) -> Statuses:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(10)
+
+    def _follow(self) -> None:
+        for event in watch(self._plane, self._path, self._stop):
+            self._take(event["object"]["metadata"]["uid"], event["object"].get("status", {}), time.time())
+
+    def _take(self, uid: str, status: Any, now: float) -> None:
+        if status.get("failures"):
+            self.failed.setdefault(uid, now)
+        text = status.get("progress", {}).get("time")
+        if text is None:
+            return
+        reported = datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+        before = self._known.get(uid)
+        if before is not None and reported > before and now >= self.since:
+            self.ages.append(now - before)
+        self._known[uid] = reported
+
+    def stalest(self) -> float:
+        """Returns the age of the oldest progress that a status has now."""
+        return time.time() - min(self._known.values())
+
+
+def listening(jobs: int) -> dict[str, Any]:
+    """Lets the agents of many jobs report each second: CPU, requests, and the age of what the status has."""
+    with operator() as (plane, system), Agents() as agents, Kubelet(plane, lambda _: ADDRESS) as kubelet:
+        audit = Audit(plane, system.user)
+        with running_times(plane, system) as seen:
+            began = time.time()
+            create_all(plane, lambda name: agents.add(system.create(name)["metadata"]["uid"]), jobs)
+            wait_until("all jobs run", lambda: sum(name[0] == "b" for name in seen) == jobs, timeout=LONG, every=0.5)
+            all_running = max(time_ for name, time_ in seen.items() if name[0] == "b") - began
+        uids = [
+            job["metadata"]["uid"]
+            for job in send(plane, "GET", system.collection)["items"]
+            if job["metadata"]["name"] != "warm-up"
+        ]
+        with Statuses(plane, system.collection) as statuses:
+            time.sleep(SETTLE_SECONDS)
+            statuses.since = start = time.time()
+            cpu, agents_cpu = cpu_seconds(system.pid), cpu_seconds(agents.pid)
+            servers = {name: cpu_seconds(pid) for name, pid in plane.pids.items()}
+            lag = lag_above(metrics(system))
+            time.sleep(WINDOW_SECONDS)
+            end = time.time()
+            took = end - start
+            found = {
+                "jobs": jobs,
+                "cpu": (cpu_seconds(system.pid) - cpu) / took,
+                "agents_cpu": (cpu_seconds(agents.pid) - agents_cpu) / took,
+                "apiserver_cpu": (cpu_seconds(plane.pids["kube-apiserver"]) - servers["kube-apiserver"]) / took,
+                "writes_per_second": len(audit.writes(start, end)) / took,
+                "reads_per_second": len(audit.reads(start, end)) / took,
+                "requests": dict(resources(audit.writes(start, end) + audit.reads(start, end))),
+                "progress_age_median": statistics.median(statuses.ages),
+                "progress_age_worst": max(*statuses.ages, statuses.stalest()),
+                "rss": memory_mib(system.pid),
+                "rss_peak": memory_mib(system.pid, "VmHWM"),
+                "all_running": all_running,
+                "pods_started": kubelet.started,
+                "lag_above_50_ms": lag_above(metrics(system)) - lag,
+            }
+            delays = []
+            for uid in uids[:: max(1, len(uids) // FAILURES)][:FAILURES]:
+                failed = time.time()
+                agents.fail(uid)
+                wait_until("the failure is in the status", lambda uid=uid: uid in statuses.failed, every=0.005)
+                delays.append(statuses.failed[uid] - failed)
+        return found | {"failure_age_median": statistics.median(delays), "failure_age_worst": max(delays)}
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Holds the port of an agent that accepts connections and answers nothing."""
+    with socket.socket() as listening_socket:
+        listening_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening_socket.bind((SILENT, names.AGENT_PORT))
+        # When this is full, the kernel drops further connections: silence of another kind.
+        listening_socket.listen(64)
+        yield
+
+
+def beside_silent(jobs: int) -> dict[str, Any]:
+    """Creates jobs, one after the other, beside many jobs whose pods run and whose agents are silent."""
+    with operator() as (plane, system), silence(), Kubelet(plane, lambda _: SILENT) as kubelet:
+        audit = Audit(plane, system.user)
+        create_all(plane, system.create, jobs)
+        wait_until("all pods run", lambda: kubelet.started >= 2 * jobs, timeout=LONG, every=0.5)
+        time.sleep(10.0)
+        cpu, start = cpu_seconds(system.pid), time.time()
+        time.sleep(20.0)
+        cpu = (cpu_seconds(system.pid) - cpu) / (time.time() - start)
+        waits = Children(audit, system.children)
+        waits.complete()
+        delays = []
+        for number in range(BESIDE):
+            name = job_name(90000 + number)
+            created = time.time()
+            system.create(name)
+            wait_until("its children exist", lambda name=name: waits.complete() and name in waits.last, every=0.02)
+            known = waits.complete()
+            wait_until("all of them", lambda known=known: waits.complete() >= known, every=0.02)
+            delays.append(waits.last[name] - created)
+        return {"jobs": jobs, "delay_median": statistics.median(delays), "delay_worst": max(delays), "cpu": cpu}
+
+
+def large(pods: int) -> dict[str, Any]:
+    """Starts one job of very many pods."""
+    with operator() as (plane, system), Agents() as agents, Kubelet(plane, lambda _: ADDRESS):
+        audit = Audit(plane, system.user)
+        before = metrics(system)
+        cpu = cpu_seconds(system.pid)
+        with running_times(plane, system) as seen:
+            began = time.time()
+            name = job_name(0)
+            job = send(plane, "POST", system.collection, system.job(name, replicas=pods))
+            agents.add(job["metadata"]["uid"])
+            wait_until("the job runs", lambda: name in seen, timeout=LONG, every=0.2)
+
+        def ready() -> bool:
+            status = send(plane, "GET", f"{system.collection}/{name}").get("status", {})
+            return bool(status.get("ready") == f"{pods}/{pods}")
+
+        wait_until("all pods are ready", ready, timeout=LONG, every=1.0)
+        took = time.time() - began
+        after = metrics(system)
+        writes = [w for w in resources(audit.writes(began)).items() if w[0].endswith("/status")]
+        return {
+            "pods": pods,
+            "seconds": took,
+            "first_running": seen[name] - began,
+            "status_writes": sum(count for _, count in writes),
+            "writes": dict(resources(audit.writes(began))),
+            "lag_above_50_ms": lag_above(after) - lag_above(before),
+            "lag_above_100_ms": lag_above(after, 0.1) - lag_above(before, 0.1),
+            "lag_worst_bucket": worst_bucket(before, after),
+            "cpu": cpu_seconds(system.pid) - cpu,
+            "rss": memory_mib(system.pid),
+            "rss_peak": memory_mib(system.pid, "VmHWM"),
+        }
+
+
+LAG = re.compile(r'^dtj_event_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
+
+
+def lag_above(text: str, seconds: float = 0.05) -> int:
+    """Returns how often the event loop was blocked for longer."""
+    found = {float(bound): float(count) for bound, count in LAG.findall(text)}
+    return int(found[float("inf")] - found[seconds])
+
+
+def worst_bucket(before: str, after: str) -> float:
+    """Returns the upper bound of the longest delay of the event loop between two scrapes."""
+    old = {float(bound): float(count) for bound, count in LAG.findall(before)}
+    new = {float(bound): float(count) for bound, count in LAG.findall(after)}
+    total = new[float("inf")] - old[float("inf")]
+    return min(bound for bound in new if new[bound] - old[bound] >= total)

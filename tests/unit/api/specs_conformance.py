@@ -1,0 +1,18 @@
+"""Cases of specs.py that the generated specs of tests/integration/controlplane/test_conformance.py found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Object = dict[str, Any]
+
+GOOD: dict[str, Object] = {
+    "a whole number that is written as a fraction": {"processesPerPod": 2.0},
+    "whole numbers in a list, written as fractions": {"restart": {"rules": [{"exitCodes": [3.0], "action": "Fail"}]}},
+}
+BAD: dict[str, tuple[Object, str]] = {
+    "an unknown field that is null": (
+        {"entrypoint": {"module": "train", "newIn2030": None}},
+        "spec.entrypoint.newIn2030",
+    ),
+}
