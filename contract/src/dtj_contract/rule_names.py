@@ -1,5 +1,7 @@
 """The reasons and signals that a rule of spec.restart.rules may name. Python 3.9, as dtj_contract.names."""
 
+from __future__ import annotations
+
 from dtj_contract.names import Reason
 
 # The reasons that a failure can have when the rules are read.
