@@ -178,7 +178,7 @@ def test_leader_that_no_time_is_left_for_is_not_silent(monkeypatch: pytest.Monke
         return page(0, 1)
 
     async def main() -> None:
-        monkeypatch.setattr(AgentClient, "_ask_with_either_key", ask_slowly)
+        monkeypatch.setattr(AgentClient, "_ask_with_any_proof", ask_slowly)
         agents = AgentClient(settings(1), seconds=0.01)
         try:
             assert await found(agents, job(), [pod(0), pod(1)]) == page(0, 1)
