@@ -23,7 +23,9 @@ def flags(chosen: Object | None = None) -> list[str]:
 def test_every_flag_of_the_operator_is_set_by_a_value() -> None:
     given = {
         argument.removeprefix("--").partition("=")[0]
-        for argument in flags({"watchNamespaces": ["a"], "openshift": True, "metrics.authentication.enabled": True})
+        for argument in flags(
+            {"watchNamespaces": ["a"], "openshift": True, "metrics.authentication.enabled": True, "kueue.enabled": True}
+        )
     }
     assert given == set(settings.FLAGS) - OUTSIDE
 
@@ -133,9 +135,10 @@ def test_metrics_behind_authentication_bring_https_and_the_rights_to_review() ->
     assert secret["data"]["ca.crt"] == secret["data"]["tls.crt"], "its own authority"
 
 
-def test_metrics_without_authentication_bring_no_right_in_the_cluster() -> None:
+def test_metrics_without_authentication_bring_no_right_on_reviews() -> None:
     documents = render({"watchNamespaces": ["team"], "rbac.aggregate": False})
-    assert of_kind(documents, "ClusterRole") == []
+    [role] = of_kind(documents, "ClusterRole")
+    assert [rule["resources"] for rule in role["rules"]] == [["distributedtrainingruntimes"]]
     assert {secret["type"] for secret in of_kind(documents, "Secret")} == {"Opaque"}
     own = render({"metrics.authentication.enabled": True, "metrics.authentication.existingSecret": "mine"})
     assert {secret["type"] for secret in of_kind(own, "Secret")} == {"Opaque"}

@@ -8,7 +8,7 @@ from dtj_core.plan import agent_silence, running
 from dtj_operator import app
 
 UNREACHABLE_SECONDS = 4.0
-agent_silence.UNREACHABLE_SECONDS = running.UNREACHABLE_SECONDS = UNREACHABLE_SECONDS
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # a test imports this module for its constant
+    agent_silence.UNREACHABLE_SECONDS = running.UNREACHABLE_SECONDS = UNREACHABLE_SECONDS
     sys.exit(app.main())

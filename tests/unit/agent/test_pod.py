@@ -230,7 +230,7 @@ OF_THE_RUN = {
     "TORCHELASTIC_MAX_RESTARTS",
 }
 # Composer and others read NODE_RANK, and have launchers of their own because torchrun does not set it.
-BEYOND = {"NODE_RANK"}
+BEYOND = {"NODE_RANK", "KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"}
 
 
 @pytest.mark.torch

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dtj import jobfile
+from dtj import jobfile, runtimefile
 from tests.unit.api.texts import ANY_TEXT, as_stored
 
 JOB: dict[str, Any] = {
@@ -23,7 +23,7 @@ JOB: dict[str, Any] = {
 def test_json_text_is_read_as_the_api_server_reads_it(text: str, tmp_path: Path) -> None:
     file = tmp_path / "job.json"
     file.write_text(json.dumps(JOB | {"spec": {"image": "i", "entrypoint": {"script": "/train.py", "args": [text]}}}))
-    job = jobfile.load_one(str(file))
+    job = runtimefile.load_one(str(file))
     assert job["spec"]["entrypoint"]["args"] == [as_stored(text)]
     jobfile.check(job, str(file))
 
@@ -31,4 +31,4 @@ def test_json_text_is_read_as_the_api_server_reads_it(text: str, tmp_path: Path)
 def test_unquoted_yaml_date_is_a_string(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(json.dumps(JOB).replace('"metadata": {', '"metadata": {"annotations": {"since": 2026-11-22}, '))
-    assert jobfile.load_one(str(file))["metadata"]["annotations"] == {"since": "2026-11-22"}
+    assert runtimefile.load_one(str(file))["metadata"]["annotations"] == {"since": "2026-11-22"}

@@ -13,6 +13,7 @@ from dtj_core.plan import plan
 from dtj_core.plan.model import Object
 from dtj_operator import agent_client, errors
 from dtj_operator.agent_client import AgentClient
+from dtj_operator.agent_proof import Proof
 from dtj_operator.controller import Controller
 from dtj_operator.following.listeners import AgentListeners
 from dtj_operator.kube.cache.cache import Cache
@@ -220,7 +221,7 @@ class Agents(AgentClient):
         self._world = world
         self._operator = operator
 
-    async def _ask(self, job: Object, pod: Object, message: str, after: str, wait: float) -> Object:
+    async def _ask(self, job: Object, pod: Object, message: str, after: str, wait: float, proof: Proof) -> Object:
         self._operator.check_alive()
         await asyncio.sleep(self._world.latency())
         self._operator.check_alive()

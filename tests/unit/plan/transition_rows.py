@@ -7,7 +7,10 @@ from typing import Any
 from tests.unit.plan.transitions import (
     Row,
     all_failed,
+    avoided,
     children_deleted,
+    children_deleted_and_refused,
+    children_of_somebody_else,
     children_terminate,
     deleted,
     evicted,
@@ -15,6 +18,7 @@ from tests.unit.plan.transitions import (
     forming,
     lost,
     new,
+    node_lost,
     nothing,
     pending,
     readable,
@@ -45,6 +49,7 @@ def row(state: Any, cause: Any, *expected: str, seconds: float = 4.0, **spec: An
     return Row(state, cause, expected, spec, seconds)
 
 
+AVOIDING = {"avoidNodes": {"afterFailures": 3, "forSeconds": 3600}}
 ROWS = (
     row(unwritten, forming, "Running - False Rendezvous"),
     row(unwritten, up, "Running - True WorkersRunning"),
@@ -54,7 +59,9 @@ ROWS = (
     row(running, children_terminate, "Running True False PodsPending"),
     row(restarting, children_terminate, "Restarting True False PodsPending"),
     row(suspended, unsuspend_refused, "Suspended True False ChildRefused"),
+    row(unwritten, unscheduled, "Running - False Unschedulable"),
     row(new, nothing, "Running - False PodsPending"),
+    row(new, children_of_somebody_else, "Running - False ChildConflict"),
     row(new, refused, "Running - False ChildRefused"),
     row(new, rejected, "Failed - True TemplateRejected", "Running - False TemplateRejected"),
     row(new, suspend, "Running - False JobSuspended", "Suspended - True JobSuspended"),
@@ -74,7 +81,16 @@ ROWS = (
     row(running, without_pods, "Restarting - True PodLost", "Running True False PodLost"),
     row(running, deleted, "Restarting - True PodDeleted", "Running True False PodDeleted"),
     row(running, evicted, "Restarting - True PodEvicted", "Running True False PodEvicted"),
+    row(running, node_lost, "Restarting - True NodeLost", "Running True False NodeLost"),
+    row(running, avoided, "Restarting - True NodeAvoided", "Running True False NodeAvoided", restart=AVOIDING),
+    row(running, rendezvous("GroupGrown"), "Restarting - True GroupGrown", "Running True False GroupGrown"),
     row(running, children_deleted, "Restarting - True PodDeleted", "Running True False PodDeleted"),
+    row(
+        running,
+        children_deleted_and_refused,
+        "Restarting - True ChildRefused",
+        "Running True False ChildRefused",
+    ),
     row(running, finished(), "Complete - True AllWorkersSucceeded", "Running True False AllWorkersSucceeded"),
     row(running, all_failed, "Failed - True RestartBudgetSpent", "Running True False RestartBudgetSpent"),
     row(running, suspend, "Running True False JobSuspended"),
@@ -116,6 +132,17 @@ ROWS = (
     row(running_again, without_pods, "Restarting False True PodLost", "Running True False PodLost"),
     row(running_again, deleted, "Restarting False True PodDeleted", "Running True False PodDeleted"),
     row(running_again, evicted, "Restarting False True PodEvicted", "Running True False PodEvicted"),
+    row(running_again, node_lost, "Restarting False True NodeLost", "Running True False NodeLost"),
+    row(
+        running_again, avoided, "Restarting False True NodeAvoided", "Running True False NodeAvoided", restart=AVOIDING
+    ),
+    row(running_again, rendezvous("GroupGrown"), "Restarting False True GroupGrown", "Running True False GroupGrown"),
+    row(
+        running_again,
+        children_deleted_and_refused,
+        "Restarting False True ChildRefused",
+        "Running True False ChildRefused",
+    ),
     row(running_again, children_deleted, "Restarting False True PodDeleted", "Running True False PodDeleted"),
     row(running_again, finished(), "Complete - True AllWorkersSucceeded", "Running True False AllWorkersSucceeded"),
     row(running_again, all_failed, "Failed - True RestartBudgetSpent", "Running True False RestartBudgetSpent"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtj_core.plan.times import rfc3339
-from tests.unit.plan.objects import NOW, World, agent, container, ended, job, outcome, pod
+from tests.unit.plan.objects import NOW, World, agent, container, ended, job, outcome, pod, service
 
 Object = dict[str, Any]
 BUDGET = {"result": "Failed", "reason": "RestartBudgetSpent"}
@@ -164,16 +164,49 @@ def deleted(world: Recorded) -> None:
 
 def evicted(world: Recorded) -> None:
     """Evicts pod 1, as its condition shows."""
+    _disrupted(world, "EvictionByEvictionAPI", "drain")
+
+
+def node_lost(world: Recorded) -> None:
+    """Deletes pod 1, whose node does not respond."""
+    _disrupted(world, "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")
+
+
+def _disrupted(world: Recorded, reason: str, message: str) -> None:
+    disruption = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
     gone = pod(1, owner=world.set_uid, deleted=True)
-    disruption = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "drain"}
     gone["status"] = gone["status"] | {"conditions": [disruption]}
     pods = (pod(0, owner=world.set_uid), gone, pod(2, owner=world.set_uid))
     world.see(pods=pods, agent=agent(phase="Rendezvous", phaseReason="PodLost"))
 
 
+def avoided(world: Recorded) -> None:
+    """Deletes pod 1 from a node that the job avoids since its last three attempts failed there."""
+    failures = [FAILURE | {"attempt": n, "node": "w1", "time": NOW} for n in (1, 2, 3)]
+    there, gone = (pod(1, owner=world.set_uid, deleted=d) | {"spec": {"nodeName": "w1"}} for d in (False, True))
+    others = pod(0, owner=world.set_uid), pod(2, owner=world.set_uid)
+    world.see(pods=(others[0], there, others[1]), agent=agent(attempt=3, failures=failures))
+    world.settle(NOW + 3)
+    page = agent(attempt=3, failures=failures, phase="Rendezvous", phaseReason="PodLost")
+    world.see(pods=(others[0], gone, others[1]), agent=page)
+
+
 def children_deleted(world: Recorded) -> None:
     """Deletes the StatefulSet of a job, as a person would."""
     world.see(stateful_set=None, pods=(), agent=None)
+
+
+def children_deleted_and_refused(world: Recorded) -> None:
+    """Deletes the StatefulSet, and the API server rejects another one."""
+    children_deleted(world)
+    refused(world)
+
+
+def children_of_somebody_else(world: Recorded) -> None:
+    """Shows a Service that has the job's name and is not the job's."""
+    theirs = service()
+    del theirs["metadata"]["ownerReferences"]
+    world.see(service=theirs)
 
 
 def children_terminate(world: Recorded) -> None:
