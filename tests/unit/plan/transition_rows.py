@@ -84,6 +84,9 @@ ROWS = (
     row(running, node_lost, "Restarting - True NodeLost", "Running True False NodeLost"),
     row(running, avoided, "Restarting - True NodeAvoided", "Running True False NodeAvoided", restart=AVOIDING),
     row(running, rendezvous("GroupGrown"), "Restarting - True GroupGrown", "Running True False GroupGrown"),
+    row(running, rendezvous("GroupShrunk"), "Restarting - True GroupShrunk", "Running True False GroupShrunk"),
+    row(running, rendezvous("NodeSilent"), "Restarting - True NodeSilent", "Running True False NodeSilent"),
+    row(running, unscheduled, "Restarting - True Unschedulable", "Running True False Unschedulable"),
     row(running, children_deleted, "Restarting - True PodDeleted", "Running True False PodDeleted"),
     row(
         running,
@@ -137,6 +140,9 @@ ROWS = (
         running_again, avoided, "Restarting False True NodeAvoided", "Running True False NodeAvoided", restart=AVOIDING
     ),
     row(running_again, rendezvous("GroupGrown"), "Restarting False True GroupGrown", "Running True False GroupGrown"),
+    row(running_again, rendezvous("GroupShrunk"), "Restarting False True GroupShrunk", "Running True False GroupShrunk"),
+    row(running_again, rendezvous("NodeSilent"), "Restarting False True NodeSilent", "Running True False NodeSilent"),
+    row(running_again, unscheduled, "Restarting False True Unschedulable", "Running True False Unschedulable"),
     row(
         running_again,
         children_deleted_and_refused,

@@ -224,7 +224,7 @@ def unscheduled(world: Recorded) -> None:
     pods = [pod(o, owner=world.set_uid, phase="Pending", conditions=[full]) for o in range(3)]
     for each in pods:
         each["metadata"]["creationTimestamp"] = rfc3339(NOW)
-    world.see(pods=tuple(pods))
+    world.see(pods=tuple(pods), agent=None)
 
 
 def unsuspend_refused(world: Recorded) -> None:
