@@ -31,6 +31,7 @@ MOST_PODS = 4
 QUIET_CHECKS = 20
 """Looks at unchanged objects, after which they are steady. Nothing but a deadline changes them by then."""
 STEADY_TIMEOUT = 180.0
+WAITS = ("ChildRefused", "AcceleratorUndecided", "InvalidSpec", "RuntimeNotFound", "RuntimeIncomplete")
 
 
 def show(defects: list[str]) -> str:
@@ -114,8 +115,7 @@ def has_settled(status: Any) -> bool:
     """Returns whether the job runs, is suspended, has failed, or waits for what only a person can change."""
     conditions = {c["type"]: c for c in (status or {}).get("conditions") or ()}
     done = any(conditions.get(kind, {}).get("status") == "True" for kind in ("Running", "Suspended", "Failed"))
-    waits = conditions.get("Running", {}).get("reason") in ("ChildRefused", "AcceleratorUndecided", "InvalidSpec")
-    return done or waits
+    return done or conditions.get("Running", {}).get("reason") in WAITS
 
 
 def test_history_that_flaps_is_found() -> None:

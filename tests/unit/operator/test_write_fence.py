@@ -91,6 +91,20 @@ def test_fence_that_closes_while_a_connection_is_made_sends_no_write(write: str)
     assert serve(Fence(1), calls) == []
 
 
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("opened", [2, 4])
+def test_fence_that_closes_before_the_bytes_leave_sends_no_write(write: str, opened: int) -> None:
+    """The first write asks the fence three times, and the second two times, as it has a connection."""
+
+    async def calls(client: Client, _: LeaseClient) -> None:
+        if opened == 4:
+            await client.create(SERVICE, "ns", BODY)
+        with pytest.raises(errors.NotLeader):
+            await WRITES[write](client)
+
+    assert serve(Fence(opened), calls) == ["POST /api/v1/namespaces/ns/services"][: opened == 4]
+
+
 def test_lease_is_written_whatever_the_fence_of_the_other_client() -> None:
     async def calls(_: Client, leases: LeaseClient) -> None:
         await leases.replace(BODY, 5)

@@ -140,7 +140,9 @@ ROWS = (
         running_again, avoided, "Restarting False True NodeAvoided", "Running True False NodeAvoided", restart=AVOIDING
     ),
     row(running_again, rendezvous("GroupGrown"), "Restarting False True GroupGrown", "Running True False GroupGrown"),
-    row(running_again, rendezvous("GroupShrunk"), "Restarting False True GroupShrunk", "Running True False GroupShrunk"),
+    row(
+        running_again, rendezvous("GroupShrunk"), "Restarting False True GroupShrunk", "Running True False GroupShrunk"
+    ),
     row(running_again, rendezvous("NodeSilent"), "Restarting False True NodeSilent", "Running True False NodeSilent"),
     row(running_again, unscheduled, "Restarting False True Unschedulable", "Running True False Unschedulable"),
     row(

@@ -266,6 +266,8 @@ class Client:
                 code = "timeout"
                 raise errors.Transient(f"{method} {path}: no answer in {seconds:g} s") from error
             except (aiohttp.ClientError, OSError) as error:
+                if isinstance(error.__cause__, errors.NotLeader):
+                    raise error.__cause__ from error
                 raise errors.Transient(f"{method} {path}: {error}") from error
             finally:
                 self._on_request(verb, what, code, time.monotonic() - began)
@@ -327,7 +329,10 @@ def _event(line: bytes, path: str) -> Object:
 
 
 def _trace(fence: Callable[[], None]) -> aiohttp.TraceConfig:
-    """Calls `fence` again when a write had to wait for a new connection: the process may have been stopped meanwhile.
+    """Calls `fence` again right before the bytes of a write leave: the process may have been stopped meanwhile.
+
+    aiohttp sends them from a task of its own, so a busy event loop delays them. Its callback for a part of the body
+    comes before that part and the headers; an error there ends the request as an error of its connection.
 
     Leases are exempt, because their writes make the leader, and reviews, because they change nothing. The clients of
     one login share these settings.
@@ -336,13 +341,14 @@ def _trace(fence: Callable[[], None]) -> aiohttp.TraceConfig:
     async def started(_: object, context: SimpleNamespace, request: aiohttp.TraceRequestStartParams) -> None:
         context.fenced = request.method != "GET" and not any(f"/{api}/" in request.url.path for api in UNFENCED)
 
-    async def connected(_: object, context: SimpleNamespace, __: object) -> None:
+    async def sending(_: object, context: SimpleNamespace, __: object) -> None:
         if context.fenced:
             fence()
 
     trace = aiohttp.TraceConfig()
     trace.on_request_start.append(started)
-    trace.on_connection_create_end.append(connected)
+    trace.on_connection_create_end.append(sending)
+    trace.on_request_chunk_sent.append(sending)
     return trace
 
 
