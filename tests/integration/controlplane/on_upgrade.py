@@ -18,6 +18,7 @@ import yaml
 
 from dtj_contract import names
 from hack.cluster.controlplane import ControlPlane
+from hack.cluster.shell import ProvisionError
 from tests.integration.controlplane.kubelet import Kubelet
 from tests.integration.controlplane.support import (
     SERVICE_ACCOUNT,
@@ -70,7 +71,13 @@ def install(plane: ControlPlane) -> Iterator[Callable[[Path], None]]:
         def served() -> bool:
             found = plane.request("GET", f"/openapi/v3/apis/{names.API_VERSION}")["components"]["schemas"]
             [schema] = [value for key, value in found.items() if key.endswith(f".{names.KIND}")]
-            return len(schema["properties"]["spec"]["properties"]) == fields
+            if len(schema["properties"]["spec"]["properties"]) != fields:
+                return False
+            try:  # for some seconds, the API server answers with 429: "storage is (re)initializing"
+                plane.request("GET", f"/apis/{names.API_VERSION}/{JOBS}")
+            except ProvisionError:
+                return False
+            return True
 
         wait_until("the CRD is served", served)
 
@@ -124,6 +131,7 @@ def test_upgrade_and_rollback_restart_no_job_and_lose_no_status(
     bind(plane, namespace, "everything", EVERYTHING, (namespace, SERVICE_ACCOUNT))
     old = (str(Path(__file__).parent / "previous.py"), str(before))
     install(before)
+    agents.are_older = True  # pods keep the agent that they were started with
     operator = start_operator("--resync-seconds", "2", program=old).ready()
     phases = {"runs": "Running", "restarts": "Restarting", "waits": "Pending", "sleeps": "Suspended"}
     phases |= {"done": "Complete", "broken": "Failed"}
