@@ -1,8 +1,9 @@
 """Agents of thousands of jobs in one process: they speak the /status protocol, and advance a step each second.
 
-    python -m benchmarks.operator.agents ADDRESS    reads commands from standard input, one JSON object a line
+    python -m benchmarks.operator.agents    reads commands from standard input, one JSON object a line
 
-`{"job": UID}` adds a job whose group runs; `{"fail": UID}` lets a worker fail and the group restart.
+`{"job": UID, "address": ADDRESS}` adds a job whose group runs and whose pods have this loopback address;
+`{"fail": UID}` lets a worker fail and the group restart.
 """
 
 from __future__ import annotations
@@ -19,24 +20,31 @@ from typing import Any
 
 from dtj_contract import names
 from dtj_contract.agent_status import RENDEZVOUS, RUNNING
-from dtj_contract.status_token import status_token
-from dtj_core.plan.children import agent_key
+from dtj_contract.operator_message import HEADER
+from dtj_contract.status_token import CLOCK_HEADER, bearer_is_valid
+from dtj_core.plan.agent_keys import agent_key
 from dtj_core.plan.model import Settings
 from dtj_operator.following.descriptors import make_room
 from tests.integration.controlplane.support import MASTER_KEY
 
-ADDRESS = "127.0.64.1"
 SILENT = "127.0.64.2"
 """An agent here accepts no connection, and answers nothing."""
 BEGAN = 1_790_000_000.0
 TOTAL = 1_000_000
 
 
+def address_of(name: str) -> str:
+    """Returns the address of all pods of a job, by the name of the job or of a pod: b00012 and b00012-1."""
+    number = int(name[1:6]) + 1 if name[0] == "b" and name[1:6].isdecimal() else 0
+    return f"127.65.{number // 250}.{number % 250 + 1}"
+
+
 class Job:
     """A group that runs since `began`: its step is the number of seconds since then."""
 
-    def __init__(self, uid: str) -> None:
-        self.uid, self.began = uid, time.time()
+    def __init__(self, uid: str, address: str) -> None:
+        self.uid, self.address, self.began = uid, address, time.time()
+        self.key = agent_key(uid, Settings(agent_image="", master_key=MASTER_KEY)).encode()
         self.attempt, self.phase = 1, RUNNING
         self.failures: list[Any] = []
         self.version = 1
@@ -46,7 +54,7 @@ class Job:
         now = time.time()
         step = int(now - self.began)
         progress = {"step": step, "totalSteps": TOTAL, "time": self.began + step, "loss": 2.5 / (1 + step)}
-        member = {"node": "node-1", "address": f"{ADDRESS}:29400", "state": "Running"}
+        member = {"node": "node-1", "address": f"{self.address}:29400", "state": "Running"}
         page = {
             "version": 1,
             "uid": self.uid,
@@ -84,33 +92,33 @@ class Job:
 
 
 class Server:
-    """Answers for all jobs at one address: the token of a request names its job."""
+    """Answers for all jobs: the address of a connection names its job."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
-        self.by_token: dict[str, Job] = {}
-        self._settings = Settings(agent_image="", master_key=MASTER_KEY)
+        self.by_address: dict[str, Job] = {}
 
-    def add(self, uid: str) -> None:
-        job = self.jobs[uid] = Job(uid)
-        self.by_token[status_token(agent_key(uid, self._settings).encode())] = job
+    def add(self, uid: str, address: str) -> None:
+        self.jobs[uid] = self.by_address[address] = Job(uid, address)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
-                writer.write(await self._answer(head.decode()))
+                address, _ = writer.get_extra_info("sockname")
+                writer.write(await self._answer(self.by_address.get(address), head.decode()))
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
             writer.close()
 
-    async def _answer(self, head: str) -> bytes:
+    async def _answer(self, job: Job | None, head: str) -> bytes:
         first, *lines = head.split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        job = self.by_token.get(headers.get("authorization", "").removeprefix("Bearer "))
-        if job is None:
-            return b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"
+        shown, message = headers.get("authorization", ""), headers.get(HEADER.lower(), "")
+        if job is None or not bearer_is_valid(job.key, shown, time.time(), message):
+            clock = f"{CLOCK_HEADER}: {time.time():.0f}\r\n".encode()
+            return b"HTTP/1.1 401 Unauthorized\r\n" + clock + b"Content-Length: 0\r\n\r\n"
         query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(first.split()[1]).query))
         if query.get("after") == f"{job.version:08x}":
             try:
@@ -124,17 +132,17 @@ class Server:
     def command(self, line: bytes) -> None:
         given = json.loads(line)
         if "job" in given:
-            self.add(given["job"])
+            self.add(given["job"], given["address"])
         else:
             self.jobs[given["fail"]].fail()
 
 
-async def main(address: str) -> None:
+async def main() -> None:
     """Serves until standard input ends."""
     make_room()
     server = Server()
     loop = asyncio.get_running_loop()
-    await asyncio.start_server(server.serve, address, names.AGENT_PORT, backlog=4096)
+    await asyncio.start_server(server.serve, "0.0.0.0", names.AGENT_PORT, backlog=4096)
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     print("ready", flush=True)
@@ -146,7 +154,7 @@ class Agents:
     """The process of all agents."""
 
     def __enter__(self) -> Agents:
-        command = [sys.executable, "-m", "benchmarks.operator.agents", ADDRESS]
+        command = [sys.executable, "-m", "benchmarks.operator.agents"]
         root = Path(__file__).resolve().parents[2]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root)
         assert self._process.stdout is not None
@@ -163,8 +171,9 @@ class Agents:
     def pid(self) -> int:
         return self._process.pid
 
-    def add(self, uid: str) -> None:
-        self._send({"job": uid})
+    def add(self, job: Any) -> None:
+        metadata = job["metadata"]
+        self._send({"job": metadata["uid"], "address": address_of(metadata["name"])})
 
     def fail(self, uid: str) -> None:
         self._send({"fail": uid})
@@ -176,4 +185,4 @@ class Agents:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main())

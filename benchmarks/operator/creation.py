@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from benchmarks.operator.agents import ADDRESS, Agents
+from benchmarks.operator.agents import Agents, address_of
 from benchmarks.operator.kubelet import Kubelet
 from benchmarks.operator.planes import (
     NAMESPACE,
@@ -179,10 +179,10 @@ def _create(plane: ControlPlane, system: System, jobs: int) -> dict[str, Any]:
 def _run(plane: ControlPlane, system: System, jobs: int, times: dict[str, tuple[float, float]]) -> dict[str, Any]:
     """Lets all pods run. Counts the writes about each job until its status shows that it runs."""
     audit = Audit(plane, system.user)
-    with Agents() as agents, running_times(plane, system) as seen, Kubelet(plane, lambda _: ADDRESS):
+    with Agents() as agents, running_times(plane, system) as seen, Kubelet(plane, address_of):
         if isinstance(system, Ours):
             for job in send(plane, "GET", system.collection)["items"]:
-                agents.add(job["metadata"]["uid"])
+                agents.add(job)
         wait_until("all jobs run", lambda: len(seen.keys() & times.keys()) == jobs, timeout=LONG, every=0.5)
         time.sleep(1.0)
         audit.read()

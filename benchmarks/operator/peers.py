@@ -56,7 +56,7 @@ class Peer(System):
             path = webhook["clientConfig"]["service"]["path"]
             url = f"https://127.0.0.1:{self.webhook_port}{path}"
             webhook["clientConfig"] = {"url": url, "caBundle": encoded(authority)}
-        plural = kind[0].lower() + kind[1:] + "s"
+        plural = kind.lower() + "s"
         self.plane.request("POST", f"/apis/admissionregistration.k8s.io/v1/{plural}", configuration)
 
 

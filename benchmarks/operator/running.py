@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from benchmarks.operator.agents import ADDRESS, SILENT, Agents
+from benchmarks.operator.agents import SILENT, Agents, address_of
 from benchmarks.operator.creation import LONG, Children, create_all, job_name, running_times
 from benchmarks.operator.kubelet import Kubelet
 from benchmarks.operator.planes import Audit, cpu_seconds, fresh, memory_mib, resources, send, watch
@@ -97,11 +97,11 @@ class Statuses:
 
 def listening(jobs: int) -> dict[str, Any]:
     """Lets the agents of many jobs report each second: CPU, requests, and the age of what the status has."""
-    with operator() as (plane, system), Agents() as agents, Kubelet(plane, lambda _: ADDRESS) as kubelet:
+    with operator() as (plane, system), Agents() as agents, Kubelet(plane, address_of) as kubelet:
         audit = Audit(plane, system.user)
         with running_times(plane, system) as seen:
             began = time.time()
-            create_all(plane, lambda name: agents.add(system.create(name)["metadata"]["uid"]), jobs)
+            create_all(plane, lambda name: agents.add(system.create(name)), jobs)
             wait_until("all jobs run", lambda: sum(name[0] == "b" for name in seen) == jobs, timeout=LONG, every=0.5)
             all_running = max(time_ for name, time_ in seen.items() if name[0] == "b") - began
         uids = [
@@ -180,7 +180,7 @@ def beside_silent(jobs: int) -> dict[str, Any]:
 
 def large(pods: int) -> dict[str, Any]:
     """Starts one job of very many pods."""
-    with operator() as (plane, system), Agents() as agents, Kubelet(plane, lambda _: ADDRESS):
+    with operator() as (plane, system), Agents() as agents, Kubelet(plane, address_of):
         audit = Audit(plane, system.user)
         before = metrics(system)
         cpu = cpu_seconds(system.pid)
@@ -188,7 +188,7 @@ def large(pods: int) -> dict[str, Any]:
             began = time.time()
             name = job_name(0)
             job = send(plane, "POST", system.collection, system.job(name, replicas=pods))
-            agents.add(job["metadata"]["uid"])
+            agents.add(job)
             wait_until("the job runs", lambda: name in seen, timeout=LONG, every=0.2)
 
         def ready() -> bool:
