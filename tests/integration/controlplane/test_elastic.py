@@ -108,5 +108,5 @@ def test_spare_over_quota_is_reported_and_stops_nothing(
     start_operator(program=(str(Path(__file__).parent / "impatient.py"),)).ready()
     agents.statuses[submit(spares=1)["metadata"]["uid"]] = running()
     condition = wait_until("the job runs", lambda: objects.condition("j", "Running"))
-    assert condition["message"] == "attempt 1 is running on 2 pods; 0 of 1 spare ready"
+    assert condition["message"] == "attempt 1 is running 2 ranks on 2 pods; 0 of 1 spare ready"
     assert objects.get("statefulsets", "j")["spec"]["replicas"] == 3

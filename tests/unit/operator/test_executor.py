@@ -23,7 +23,7 @@ SET = {
     "spec": {"template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": []}}},
 }
 SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "j"}}
-EVENT = Event(type="Normal", reason="JobResumed", message="made")
+EVENT = Event(type="Normal", reason="WorkersRunning", message="made")
 
 
 class Recorded:
@@ -53,28 +53,10 @@ def test_plan_is_executed_as_actions_then_status_then_events() -> None:
         ("apply", "statefulsets", "j"),
         ("delete", "pods", "j-1"),
         ("apply", "distributedtrainingjobs/status", "j"),
-        ("event", "JobResumed", ""),
+        ("event", "WorkersRunning", ""),
     ]
     assert client.bodies[3] == {"uid": "p1", "grace": 0}
     assert written["status"] == {"phase": "Pending"}
-
-
-@pytest.mark.parametrize(
-    ("condition", "kind", "reason", "recorded"),
-    [
-        ("False", "Normal", "ChildrenCreated", False),
-        ("False", "Normal", "WorkersRunning", False),
-        ("False", "Warning", "Unschedulable", True),
-        ("False", "Normal", "AllWorkersSucceeded", True),
-        ("True", "Normal", "WorkersRunning", True),
-        ("True", "Normal", "ChildrenCreated", True),
-    ],
-)
-def test_start_without_problems_has_no_events(condition: str, kind: Any, reason: str, recorded: bool) -> None:
-    client = FakeClient()
-    status = {"conditions": [{"type": "Running", "status": condition, "reason": "R"}]}
-    execute(client, Plan(status=status, events=(Event(type=kind, reason=reason, message="m"),)), job(status))
-    assert client.calls == ([("event", reason, "")] if recorded else [])
 
 
 def test_full_quota_keeps_no_set_from_shrinking() -> None:

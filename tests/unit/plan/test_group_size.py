@@ -46,7 +46,7 @@ def test_larger_size_takes_effect_at_once() -> None:
     wanted = look(stored, child, pods(3), agent(members=members(0, 1, 2)))
     assert size(wanted) == 5
     assert "shrinkTime" not in wanted.status
-    assert condition(wanted.status, "Running")["message"].startswith("attempt 1 is running on 3 of 5 pods")
+    assert condition(wanted.status, "Running")["message"].startswith("attempt 1 is running 3 ranks on 3 of 5 pods")
 
 
 LEAVING: dict[str, tuple[Object | None, float, bool]] = {
@@ -168,7 +168,7 @@ def test_job_runs_with_fewer_pods_and_names_why() -> None:
     wanted = look(stored, child, (*pods(2), waits), page)
     running = condition(wanted.status, "Running")
     assert (running["status"], running["reason"]) == ("True", "WorkersRunning")
-    assert running["message"] == "attempt 2 is running on 2 of 3 pods; pod digits-2: 0/3 nodes are available"
+    assert running["message"] == "attempt 2 is running 2 ranks on 2 of 3 pods; pod digits-2: 0/3 nodes are available"
     counts = {name: wanted.status[name] for name in ("replicas", "readyReplicas", "ready", "selector")}
     assert counts == {
         "replicas": 2, "readyReplicas": 2, "ready": "2/3", "selector": "training.dtj.dev/job-name=digits",

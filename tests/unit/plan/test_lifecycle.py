@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dtj_core.plan import plan
@@ -24,11 +26,11 @@ from tests.unit.plan.objects import (
 )
 
 
-def run_to_completion(seconds: int) -> World:
+def run_to_completion(seconds: int, **spec: Any) -> World:
     """Runs a job of 3 pods that trains for so many seconds, with reconciles as the operator would
     run them.
     """
-    world = World(job())
+    world = World(job(**spec))
     world.settle(NOW)
     uid = world.set_uid
     # Each pod that starts is an event.
@@ -79,6 +81,14 @@ def test_short_job_of_three_pods_costs_nine_writes() -> None:
 
 def test_longer_job_costs_one_more_write_per_half_minute() -> None:
     assert len(run_to_completion(20 + 120).writes) == 9 + 4
+
+
+def test_undisturbed_job_tells_its_story_in_two_events() -> None:
+    world = run_to_completion(20, processesPerPod=2)
+    assert [(event.type, event.reason, event.message) for event in world.events] == [
+        ("Normal", "WorkersRunning", "attempt 1 is running 6 ranks on 3 pods"),
+        ("Normal", "AllWorkersSucceeded", "all 3 ranks exited with 0"),
+    ]
 
 
 def test_outcome_is_written_before_pods_are_deleted() -> None:

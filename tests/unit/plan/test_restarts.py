@@ -115,7 +115,7 @@ def test_unobserved_restart_is_written_at_once_with_an_event() -> None:
     )
     assert after.status["restarts"] == {"total": 1, "inPlace": 1, "pod": 0, "counted": 1}
     assert [event.reason for event in after.events] == ["WorkerFailed", "WorkersRunning"]
-    assert condition(after.status, "Running")["message"] == "attempt 2 is running on 3 pods"
+    assert condition(after.status, "Running")["message"] == "attempt 2 is running 3 ranks on 3 pods"
     assert (
         condition(after.status, "Running")["lastTransitionTime"]
         == condition(first.status, "Running")["lastTransitionTime"]

@@ -74,7 +74,8 @@ def test_pods_with_spares_are_spread_unless_the_user_has_placed_them(spec: Objec
 def test_ready_spares_are_counted_apart() -> None:
     wanted = look(*pods(4), page=agent())
     assert (wanted.status["ready"], wanted.status["replicas"], wanted.status["spares"]) == ("3/3", 3, 1)
-    assert condition(wanted.status, "Running")["message"] == "attempt 1 is running on 3 pods; 1 of 1 spare ready"
+    running = condition(wanted.status, "Running")
+    assert running["message"] == "attempt 1 is running 3 ranks on 3 pods; 1 of 1 spare ready"
 
 
 def test_lost_spare_is_written_at_once() -> None:
@@ -86,7 +87,7 @@ def test_pending_spare_blocks_nothing() -> None:
     wanted = look(*pods(3), pending(3), page=agent(), startupDeadlineSeconds=60)
     running = condition(wanted.status, "Running")
     assert (running["status"], running["reason"]) == ("True", "WorkersRunning")
-    assert running["message"] == "attempt 1 is running on 3 pods; 0 of 1 spare ready"
+    assert running["message"] == "attempt 1 is running 3 ranks on 3 pods; 0 of 1 spare ready"
     assert wanted.status["spares"] == 0
 
 

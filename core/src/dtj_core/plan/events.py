@@ -68,7 +68,8 @@ def _changes(job: Job, old: Object, new: Object, report: Report | None) -> Itera
         if is_stop_announced(old):
             yield _event("Normal", Reason.JOB_RESUMED, f"resumed with {_pods(job)}")
         elif old.get("conditions"):
-            # The first status of a job that starts at once states the same, and an event is one more write.
+            # A job that starts at once has one event until it trains, which names its pods and ranks. The first
+            # status states what this event would, and each event is one more write.
             message = f"created the StatefulSet with {_pods(job)}, and what it needs"
             yield _event("Normal", Reason.CREATED, message)
         yield from events_for_launcher(job.spec)

@@ -101,13 +101,21 @@ def _describe_attempt(
     if job.spec.elastic is not None and report.replicas is not None and report.replicas > 0:
         size = report.replicas
     count = f"{size} of {wanted} pods" if size < wanted else f"{size} pod{'s' if size > 1 else ''}"
-    message = f"attempt {status['attempt']} is running on {count}"
+    message = f"attempt {status['attempt']} is running {_count_ranks(job, size)}on {count}"
     if size < wanted and (cause := why_not_running(pods, job, refusal, now)) is not None:
         return f"{message}; {cause.message}"
     if not job.spec.spares:
         return message
     ready = max(0, ready_count(pods, job.trainer_container) - wanted)
     return f"{message}; {ready} of {job.spec.spares} spare{'s' if job.spec.spares > 1 else ''} ready"
+
+
+def _count_ranks(job: Job, pods: int) -> str:
+    """Returns the number of ranks on so many pods; empty where the spec that sets it can't be read."""
+    if not job.is_renderable:
+        return ""
+    ranks = pods * job.spec.processes
+    return f"{ranks} rank{'s' if ranks > 1 else ''} "
 
 
 def add_wait(phase: GroupPhase, wait: str) -> GroupPhase:

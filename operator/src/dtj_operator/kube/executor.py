@@ -8,7 +8,6 @@ from typing import Any, NoReturn, Protocol
 
 from dtj_contract import names
 from dtj_core.plan.job import is_owned
-from dtj_core.plan.job_status import has_started
 from dtj_core.plan.model import Action, Annotate, Delete, Event, Nudge, Object, PatchStatus, Plan
 from dtj_operator import errors
 from dtj_operator.kube import undeclared_fields
@@ -37,7 +36,6 @@ BY_OTHERS = (
     "metadata.ownerReferences",  # child of a deleted namesake, still terminating
     "updates to statefulset spec",  # somebody else has just created a StatefulSet of that name
 )
-ROUTINE = (names.Reason.CREATED, names.Reason.WORKERS_RUNNING)
 NO_DRY_RUN = "does not support dry run"
 
 
@@ -92,8 +90,7 @@ class PlanExecutor:
                 written = await self._write_status(job, status)
                 answered(written)
         for event in plan.events:
-            if not is_routine(job, event):
-                await self._recorder.record(job, event)
+            await self._recorder.record(job, event)
         return written
 
     async def _execute_action(self, job: Object, action: Action) -> None:
@@ -288,15 +285,6 @@ class PlanExecutor:
             logger.warning("status is written without %s; %s", ", ".join(sorted(map(".".join, found))), hint)
             self._undeclared |= found
             return await self._write_status(job, undeclared_fields.without(status, self._undeclared))
-
-
-def is_routine(job: Object, event: Event) -> bool:
-    """Returns whether `event` belongs to a start without problems, which the conditions show as well.
-
-    Two events would be two of the seven writes of such a job. Later, after a restart, the same
-    reasons are news.
-    """
-    return event.type == "Normal" and event.reason in ROUTINE and not has_started(job.get("status") or {})
 
 
 def _status_body(job: Object, status: Object) -> Object:
