@@ -35,11 +35,12 @@ def main():
     trainer = {"name": "trainer", "image": image, "command": ["python3", "-u", "-c", SCRIPT]}
     trainer["imagePullPolicy"] = os.environ["PULL_POLICY"]
     pod = {"containers": [trainer], "imagePullSecrets": json.loads(os.environ["PULL_SECRETS"])}
+    more = json.loads(os.environ.get("JOB_SPEC", "{}"))
     body = {
         "apiVersion": "training.dtj.dev/v1alpha1",
         "kind": "DistributedTrainingJob",
         "metadata": {"name": name, "namespace": namespace},
-        "spec": {"replicas": 2, "backend": "gloo", "processesPerPod": 1, "template": {"spec": pod}},
+        "spec": {**more, "replicas": 2, "backend": "gloo", "processesPerPod": 1, "template": {"spec": pod}},
     }
     delete(path, name, ends)
     call("POST", path, body)

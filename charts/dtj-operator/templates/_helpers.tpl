@@ -44,6 +44,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end -}}
 
+{{/*
+Labels and annotations of an object: those of the chart, those that the values give all objects, and its own (`labels`
+and `annotations` of the argument). In labels the chart's win, in annotations the object's.
+*/}}
+{{- define "dtj-operator.metadata" -}}
+labels:
+  {{- merge (include "dtj-operator.labels" .root | fromYaml) (.labels | default dict) | toYaml | nindent 2 }}
+{{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{- define "dtj-operator.image" -}}
 {{- with .Values.image -}}
 {{- if .registry }}{{ .registry }}/{{ end -}}
@@ -95,7 +108,7 @@ kind: RoleBinding
 metadata:
   name: {{ .role }}
   namespace: {{ .namespace }}
-  labels: {{- include "dtj-operator.labels" .root | nindent 4 }}
+  {{- include "dtj-operator.metadata" (dict "root" .root) | nindent 2 }}
 roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: Role

@@ -337,6 +337,11 @@ def test_previous_master_key_is_mounted_where_the_operator_reads_it() -> None:
         {"extraArgs": ["log-level=debug"]},
         {"agent.resources": {"cpu": "a lot"}},
         {"imagePullSecrets": ["pull"]},
+        {"extraPodSpec": {"volumes": []}},
+        {"extraObjects": [{"kind": "ConfigMap"}]},
+        {"livenessProbe.httpGet": {}},
+        {"podDisruptionBudget.maxUnavailable": 0},
+        {"metrics.prometheusRule.disabled": ["Other"]},
     ],
     ids=str,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,98 @@ def test_common_labels_are_on_every_object_and_replace_none_of_the_charts() -> N
     [deployment] = of_kind(documents, "Deployment")
     assert "team" not in deployment["spec"]["selector"]["matchLabels"], "a selector can't be changed by an upgrade"
     assert deployment["spec"]["template"]["metadata"]["labels"]["team"] == "ml"
+
+
+EVERYTHING: Object = {
+    "metrics.serviceMonitor.enabled": True,
+    "metrics.podMonitor.enabled": True,
+    "metrics.prometheusRule.enabled": True,
+    "metrics.dashboard.enabled": True,
+    "metrics.authentication.enabled": True,
+    "networkPolicy.enabled": True,
+    "kueue.enabled": True,
+}
+
+
+def test_common_annotations_are_on_every_object_and_replace_none_of_its_own() -> None:
+    common = {"owner": "ml", "helm.sh/hook-delete-policy": "mine", "helm.sh/resource-policy": "delete"}
+    chosen = {"commonAnnotations": common, "metrics.service.annotations": {"owner": "metrics"}}
+    documents = [d for d in render(EVERYTHING | chosen) if d["kind"] != "CustomResourceDefinition"]
+    assert len({d["kind"] for d in documents}) >= 14
+    for document in [*documents, *hooks(chosen)]:
+        owner = "metrics" if document["kind"] == "Service" else "ml"
+        assert document["metadata"]["annotations"]["owner"] == owner, document["kind"]
+    [key] = [s for s in of_kind(documents, "Secret") if s["type"] == "Opaque"]
+    assert key["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep", "an uninstall would delete the key"
+    kept = {d["metadata"]["annotations"]["helm.sh/hook-delete-policy"] for d in hooks(chosen)}
+    assert kept == {"before-hook-creation,hook-succeeded"}
+
+
+SIDECAR = {"name": "proxy", "image": "proxy:1"}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "path", "expected"),
+    [
+        ({"deploymentAnnotations": {"a": "b"}}, "metadata.annotations", {"a": "b"}),
+        ({"podAnnotations": {"a": "b"}}, "spec.template.metadata.annotations", {"a": "b"}),
+        ({"revisionHistoryLimit": 2}, "spec.revisionHistoryLimit", 2),
+        ({"extraEnvFrom": [{"secretRef": {"name": "s"}}]}, "CONTAINER.envFrom", [{"secretRef": {"name": "s"}}]),
+        ({"livenessProbe.periodSeconds": 60}, "CONTAINER.livenessProbe.periodSeconds", 60),
+        ({"readinessProbe.timeoutSeconds": 9}, "CONTAINER.readinessProbe.timeoutSeconds", 9),
+        ({"extraContainers": [SIDECAR]}, "POD.containers.1", SIDECAR),
+        ({"extraInitContainers": [SIDECAR]}, "POD.initContainers", [SIDECAR]),
+        ({"extraPodSpec": {"dnsPolicy": "None", "hostAliases": []}}, "POD.dnsPolicy", "None"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_override_reaches_the_deployment(chosen: Object, path: str, expected: Any) -> None:
+    [found] = of_kind(render(chosen), "Deployment")
+    names = path.replace("CONTAINER", "POD.containers.0").replace("POD", "spec.template.spec").split(".")
+    value: Any = found
+    for name in names:
+        value = value[int(name)] if isinstance(value, list) else value[name]
+    assert value == expected
+
+
+def test_disruption_budget_and_service_can_be_changed() -> None:
+    documents = render({"podDisruptionBudget.maxUnavailable": "50%", "metrics.service.labels": {"scrape": "yes"}})
+    assert of_kind(documents, "PodDisruptionBudget")[0]["spec"]["maxUnavailable"] == "50%"
+    assert of_kind(documents, "Service")[0]["metadata"]["labels"]["scrape"] == "yes"
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "endpoints"),
+    [
+        ("serviceMonitor", "ServiceMonitor", "endpoints"),
+        ("podMonitor", "PodMonitor", "podMetricsEndpoints"),
+    ],
+)
+def test_monitor_takes_relabelings_and_a_timeout(value: str, kind: str, endpoints: str) -> None:
+    given = {
+        "scrapeTimeout": "5s",
+        "relabelings": [{"action": "labeldrop", "regex": "pod"}],
+        "metricRelabelings": [{"action": "drop", "regex": "x"}],
+    }
+    chosen = {f"metrics.{value}.{name}": each for name, each in given.items()}
+    documents = render(EVERYTHING | chosen | {f"metrics.{value}.annotations": {"a": "b"}})
+    [monitor] = of_kind(documents, kind)
+    [endpoint] = monitor["spec"][endpoints]
+    assert given.items() <= endpoint.items()
+    assert monitor["metadata"]["annotations"] == {"a": "b"}
+
+
+def test_single_alerts_can_be_left_out() -> None:
+    def alerts(chosen: Object) -> set[str]:
+        [rule] = of_kind(render(EVERYTHING | chosen), "PrometheusRule")
+        return {each["alert"] for group in rule["spec"]["groups"] for each in group["rules"]}
+
+    assert alerts({}) - alerts({"metrics.prometheusRule.disabled": ["DtjNodesAvoided"]}) == {"DtjNodesAvoided"}
+
+
+def test_extra_objects_are_installed_with_their_templates_rendered() -> None:
+    extra = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-mine"}}
+    assert [d["metadata"]["name"] for d in of_kind(render({"extraObjects": [extra]}), "ConfigMap")] == ["dtj-mine"]
 
 
 def test_network_policy_admits_only_those_who_may_scrape() -> None:
@@ -159,6 +252,14 @@ def test_helm_test_runs_a_restricted_pod_that_no_selector_of_the_operator_matche
             "verbs": ["get", "create", "delete"],
         }
     ]
+
+
+def test_helm_test_finds_a_node_where_the_operator_does_and_where_its_job_is_sent() -> None:
+    taint, spec = {"key": "gpu", "operator": "Exists"}, {"nodeSelector": {"pool": "gpu"}}
+    [test] = of_kind(hooks({"tolerations": [taint], "nodeSelector": {"pool": "system"}, "test.spec": spec}), "Pod")
+    assert (test["spec"]["tolerations"], test["spec"]["nodeSelector"]) == ([taint], {"pool": "system"})
+    env = {entry["name"]: entry["value"] for entry in test["spec"]["containers"][0]["env"]}
+    assert json.loads(env["JOB_SPEC"]) == spec
 
 
 def test_helm_test_runs_its_job_where_the_operator_serves() -> None:
