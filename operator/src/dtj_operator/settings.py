@@ -23,10 +23,10 @@ AGENT_RESOURCES = "cpu=100m,memory=64Mi"
 POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 QUANTITY = r"[0-9]+(\.[0-9]+)?([numkMGTPE]|[KMGTPE]i)?"
 FLAGS = (
-    "agent-image", "image-pull-policy", "agent-resources", "agent-listen-host", "pod-user", "master-key-file",
-    "previous-master-key-file", "namespace", "workers", "resync-seconds", "metrics-port", "crd-wait-seconds",
-    "kubeconfig", "context", "log-format", "log-level", "leader-election", "lease-namespace", "lease-name",
-    "lease-duration-seconds", "renew-deadline-seconds", "retry-period-seconds", "claims-namespace",
+    "agent-image", "image-pull-policy", "agent-resources", "agent-pull-secrets", "agent-listen-host", "pod-user",
+    "master-key-file", "previous-master-key-file", "namespace", "workers", "resync-seconds", "metrics-port",
+    "crd-wait-seconds", "kubeconfig", "context", "log-format", "log-level", "leader-election", "lease-namespace",
+    "lease-name", "lease-duration-seconds", "renew-deadline-seconds", "retry-period-seconds", "claims-namespace",
     "job-network-policy-from", "metrics-auth", "metrics-cert-dir", "kueue",
 )  # fmt: skip
 
@@ -86,6 +86,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
             master_key=read_master_key(Path(given.master_key_file)),
             image_pull_policy=given.image_pull_policy,
             agent_resources=resources(given.agent_resources),
+            agent_pull_secrets=tuple(filter(None, (given.agent_pull_secrets or "").split(","))),
             listen_host=given.agent_listen_host,
             network_peers=peers(given.job_network_policy_from),
             pod_user=given.pod_user,
@@ -220,6 +221,11 @@ def _parser() -> argparse.ArgumentParser:
         "--agent-resources",
         default=AGENT_RESOURCES,
         help="requests and limits of the agent's init container; none: no requests or limits",
+    )
+    add(
+        "--agent-pull-secrets",
+        help="Secrets of each job's namespace, separated by commas, with which its pods pull the agent's image; a pod "
+        "with any does not get those of its service account (default: none)",
     )
     add(
         "--agent-listen-host",

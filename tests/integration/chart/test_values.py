@@ -25,7 +25,12 @@ def test_every_flag_of_the_operator_is_set_by_a_value() -> None:
     given = {
         argument.removeprefix("--").partition("=")[0]
         for argument in flags(
-            {"watchNamespaces": ["a"], "openshift": True, "metrics.authentication.enabled": True, "kueue.enabled": True}
+            {
+                "watchNamespaces": ["a"],
+                "openshift": True,
+                "metrics.authentication.enabled": True,
+                "agent.pullSecrets": ["registry"],
+            }
         )
     }
     assert given == set(settings.FLAGS) - OUTSIDE

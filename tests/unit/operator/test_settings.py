@@ -87,6 +87,12 @@ def test_agent_resources_are_a_list_of_quantities_or_none() -> None:
     assert resources("none") == {}
 
 
+def test_pull_secrets_of_the_agent_are_a_list_of_names(key: Path) -> None:
+    given = ["--agent-image", "i", "--master-key-file", str(key)]
+    assert settings.parse(given, {}).settings.agent_pull_secrets == ()
+    assert settings.parse([*given, "--agent-pull-secrets=a,b"], {}).settings.agent_pull_secrets == ("a", "b")
+
+
 @pytest.mark.parametrize("text", ["", "cpu", "cpu=", "=1", "cpu=1,", "cpu=lots", "cpu=1;memory=2", "cpu=-1"])
 def test_malformed_agent_resources_are_rejected_with_a_remedy(text: str) -> None:
     with pytest.raises(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from dtj_contract import names
 from dtj_core.plan import plan
 from dtj_core.plan.job import Job
-from dtj_core.plan.model import Observed
+from dtj_core.plan.model import Apply, Observed
 from tests.unit.api.specs_shorthands import EVERYTHING
 from tests.unit.plan.objects import NOW, SETTINGS, agent, applied, job, pods, service, started, template
 
@@ -89,6 +90,16 @@ def test_pull_secrets_serve_the_agents_init_container_too() -> None:
     found = pod(imagePullSecrets=[{"name": "registry"}])
     assert found["imagePullSecrets"] == [{"name": "registry"}], "they hold for every container of a pod"
     assert found["initContainers"][0]["name"] == names.INIT_CONTAINER
+
+
+def test_pull_secrets_of_the_installation_stand_behind_those_of_the_job() -> None:
+    settings = replace(SETTINGS, agent_pull_secrets=("registry", "agents"))
+    given = [{"name": "mine"}, {"name": "registry"}]
+    cases = (({}, ["registry", "agents"]), ({"imagePullSecrets": given}, ["mine", "registry", "agents"]))
+    for spec, expected in cases:
+        wanted = plan(job(**spec), Observed(), NOW, settings)
+        [found] = [a.body for a in wanted.actions if isinstance(a, Apply) and a.body["kind"] == "StatefulSet"]
+        assert [each["name"] for each in found["spec"]["template"]["spec"]["imagePullSecrets"]] == expected
 
 
 def test_gpus_of_the_shorthand_set_ranks_and_backend() -> None:

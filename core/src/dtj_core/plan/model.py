@@ -180,6 +180,8 @@ class Settings:
     """The master key before it was replaced. The agents of jobs that were started with it know no
     other."""
     image_pull_policy: str | None = None
+    agent_pull_secrets: tuple[str, ...] = ()
+    """Secrets of each job's namespace that its pods use to pull the agent's image."""
     agent_resources: Mapping[str, str] = field(default_factory=lambda: {"cpu": "100m", "memory": "64Mi"})
     """Requests and limits of the init container that installs the agent. Both are equal, so that a
     Guaranteed pod stays Guaranteed."""

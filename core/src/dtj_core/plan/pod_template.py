@@ -41,6 +41,7 @@ def pod_template(
     if job.spec.spares:
         _spread(pod, job.name)
     _trainer(job, settings, pod, trainer, attempt_floor)
+    _pull_secrets(pod, settings)
     pod["initContainers"] = [_agent_installer(settings), *(pod.get("initContainers") or ())]
     pod["volumes"] = [*(pod.get("volumes") or ()), *_volumes(job, trainer)]
     for container in (*pod["containers"], *pod["initContainers"]):
@@ -219,6 +220,15 @@ def _agent_installer(settings: Settings) -> Object:
     if settings.image_pull_policy:
         installer["imagePullPolicy"] = settings.image_pull_policy
     return installer
+
+
+def _pull_secrets(pod: Object, settings: Settings) -> None:
+    """Adds the secrets for the agent's image, behind those of the job."""
+    given = pod.get("imagePullSecrets") or []
+    named = {secret.get("name") for secret in given}
+    added = [{"name": name} for name in settings.agent_pull_secrets if name not in named]
+    if added:
+        pod["imagePullSecrets"] = [*given, *added]
 
 
 def _restrict(container: Object) -> None:
