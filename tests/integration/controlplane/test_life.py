@@ -38,9 +38,8 @@ def kinds(calls: list[Any]) -> Counter[str]:
 
 
 def story(objects: Objects) -> list[str]:
-    """Returns the reasons of the operator's events, oldest first, each as often as it was recorded."""
+    """Returns the reasons of the operator's events in the order of kubectl describe, each as often as recorded."""
     ours = [event for event in objects.list("events") if event["reportingController"].startswith(names.GROUP)]
-    ours.sort(key=lambda event: event["eventTime"])
     return [event["reason"] for event in ours for _ in range((event.get("series") or {}).get("count", 1))]
 
 

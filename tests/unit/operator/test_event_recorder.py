@@ -12,7 +12,7 @@ import pytest
 
 from dtj_core.plan.model import Event
 from dtj_operator import errors
-from dtj_operator.kube.event_recorder import BURST, EventRecorder, event_name
+from dtj_operator.kube.event_recorder import BURST, EventRecorder
 from tests.unit.operator.fakes import FakeClient, job
 
 MADE = Event(type="Normal", reason="ChildrenCreated", message="made")
@@ -34,7 +34,7 @@ def test_first_event_is_created_with_all_required_fields() -> None:
     client = FakeClient()
     asyncio.run(recorder(client, Clock()).record(job(), MADE))
     body: Any = client.bodies[0]
-    assert client.calls == [("create", "events", event_name(job(), MADE))]
+    assert client.calls == [("create", "events", f"j.{1_000_000_000:014x}")]
     assert body["eventTime"] == "1970-01-01T00:16:40.000000Z"
     assert (body["type"], body["reason"], body["action"], body["note"]) == (
         "Normal",
@@ -58,16 +58,23 @@ def test_repetitions_update_the_series_of_the_first_event_once_a_minute() -> Non
 
     asyncio.run(main())
     assert [verb for verb, _, _ in client.calls] == ["create", "patch"]
+    assert client.calls[0][2] == client.calls[1][2]
     assert client.bodies[1] == {"series": {"count": 11, "lastObservedTime": "1970-01-01T00:17:41.000000Z"}}
 
 
-def test_restarted_operator_finds_the_event_of_its_predecessor() -> None:
-    client = FakeClient()
-    name = event_name(job(), MADE)
-    client.refuse["create", "events", name] = errors.Conflict("there", status=409)
-    asyncio.run(recorder(client, Clock()).record(job(), MADE))
-    assert client.calls == [("create", "events", name), ("patch", "events", name)]
-    assert client.bodies[1]["series"]["count"] == 2
+@pytest.mark.parametrize("seconds", [0.0, 0.000_001, 1.0, 3600.0])
+def test_names_are_in_the_order_of_time_as_kubectl_describe_lists_them(seconds: float) -> None:
+    client, clock = FakeClient(), Clock()
+
+    async def main() -> None:
+        record = recorder(client, clock).record
+        for number in range(12):
+            await record(job(), Event(type="Normal", reason="R", message=str(number)))
+            clock.now += seconds
+
+    asyncio.run(main())
+    named = [name for _, _, name in client.calls]
+    assert named == sorted(set(named))
 
 
 def test_flapping_job_is_rate_limited_and_another_is_not() -> None:
@@ -89,7 +96,7 @@ def test_flapping_job_is_rate_limited_and_another_is_not() -> None:
 
 def test_failed_event_write_raises_nothing_and_the_next_is_tried() -> None:
     client = FakeClient()
-    client.refuse["create", "events", event_name(job(), MADE)] = errors.Transient("no answer")
+    client.refuse["create", "events", f"j.{1_000_000_000:014x}"] = errors.Transient("no answer")
 
     async def main() -> None:
         record = recorder(client, Clock()).record

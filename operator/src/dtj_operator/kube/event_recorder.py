@@ -3,6 +3,9 @@
 A repeated event increases the `series` count of the existing object. Each job gets only a
 handful of events an hour, so that a flapping job can't flood etcd. Events are for people: an
 event that can't be written is logged, and no reconcile fails because of it.
+
+The name of an event holds its time, because kubectl describe lists events of events.k8s.io by
+name: it sorts by lastTimestamp, which that API does not let a client set.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ T = TypeVar("T")
 
 @dataclass
 class _Series:
+    name: str
     count: int = 1
     written: float = 0.0
 
@@ -49,13 +53,14 @@ class _Bucket:
 @dataclass
 class _Memory:
     series: OrderedDict[str, _Series] = field(default_factory=OrderedDict)
+    """By the content of the event."""
     buckets: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict)
 
 
 class EventRecorder:
     """Writes events of events.k8s.io/v1.
 
-    Its memory only saves calls, because the name of an event identifies its content.
+    Its memory only saves calls: after a restart of the operator, an event that occurs again is a new object.
     """
 
     def __init__(
@@ -71,13 +76,14 @@ class EventRecorder:
         self._now = now
         self._dropped = dropped
         self._memory = _Memory()
+        self._last_name = 0  # in microseconds
 
     async def record(self, job: Object, event: Event) -> None:
         """Records the event with one call to the API server, or none."""
         uid = job["metadata"]["uid"]
-        name = event_name(job, event)
+        content = content_of(job, event)
         now = self._now()
-        series = self._memory.series.get(name)
+        series = self._memory.series.get(content)
         if series is not None:
             series.count += 1
             if now - series.written < SERIES_SECONDS:
@@ -86,17 +92,17 @@ class EventRecorder:
             self._dropped()
             logger.info("event %s dropped: rate limit reached for this job", event.reason)
             return
-        series = _remember(self._memory.series, name, series or _Series())
+        series = _remember(self._memory.series, content, series or _Series(name=self._new_name(job, now)))
         series.written = now
         try:
             if series.count == 1:
-                await self._create(job, event, name, now)
+                await self._create(job, event, series.name, now)
             else:
-                await self._repeat(job, name, series, now)
+                await self._repeat(job, series, now)
         except errors.KubeError as error:
             # Drop the series, so that the next occurrence creates a new event. ObjectNotFound means
             # that the old event has expired.
-            self._memory.series.pop(name, None)
+            self._memory.series.pop(content, None)
             logger.warning("event %s could not be written: %s", event.reason, error)
 
     async def _create(self, job: Object, event: Event, name: str, now: float) -> None:
@@ -120,16 +126,16 @@ class EventRecorder:
                 "uid": metadata["uid"],
             },
         }
-        try:
-            await self._client.create(EVENT, metadata["namespace"], body)
-        except errors.Conflict:  # a previous operator process created it
-            series = self._memory.series[name]
-            series.count = 2
-            await self._repeat(job, name, series, now)
+        await self._client.create(EVENT, metadata["namespace"], body)
 
-    async def _repeat(self, job: Object, name: str, series: _Series, now: float) -> None:
+    async def _repeat(self, job: Object, series: _Series, now: float) -> None:
         patch = {"series": {"count": series.count, "lastObservedTime": micro_time(now)}}
-        await self._client.merge(EVENT, job["metadata"]["namespace"], name, patch)
+        await self._client.merge(EVENT, job["metadata"]["namespace"], series.name, patch)
+
+    def _new_name(self, job: Object, now: float) -> str:
+        """Returns a name that sorts behind all earlier ones of the job."""
+        self._last_name = max(int(now * 1e6), self._last_name + 1)
+        return f"{job['metadata']['name']}.{self._last_name:014x}"
 
     def _take(self, uid: str, now: float) -> bool:
         bucket = _remember(self._memory.buckets, uid, self._memory.buckets.get(uid) or _Bucket(time=now))
@@ -149,13 +155,10 @@ def _remember(memory: OrderedDict[str, T], key: str, value: T) -> T:
     return value
 
 
-def event_name(job: Object, event: Event) -> str:
-    """Returns a name that depends only on the job and the content of the event.
-
-    Every operator process computes the same name, so a repetition finds the first event.
-    """
-    identity = "\0".join((job["metadata"]["uid"], event.type, event.reason, event.message))
-    return f"{job['metadata']['name']}.{hashlib.sha256(identity.encode(errors='replace')).hexdigest()[:16]}"
+def content_of(job: Object, event: Event) -> str:
+    """Returns a digest of the job and the content of the event."""
+    text = "\0".join((job["metadata"]["uid"], event.type, event.reason, event.message))
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
 
 
 def micro_time(seconds: float) -> str:
