@@ -10,6 +10,30 @@ from pathlib import Path
 import yaml
 
 _KEY = re.compile(r"^(?P<indent> *)(?P<key>[A-Za-z][A-Za-z0-9]*):(?P<rest>.*)$")
+_RUNBOOK = "../../docs/runbook.md"
+_WISHES = {
+    "serve some namespaces only": (
+        "`watchNamespaces`: a Role in each replaces the ClusterRole ([security](../../docs/security.md))"
+    ),
+    "render without a cluster (Argo CD, Flux)": (
+        "`masterKey.existingSecret`, because each rendering would make another key"
+    ),
+    "see metrics and alerts": (
+        "`metrics.serviceMonitor`, `podMonitor`, `prometheusRule` and `dashboard`;"
+        f" [the runbook]({_RUNBOOK}#alerts) explains each alert"
+    ),
+    "queue jobs with Kueue, or place them with a gang scheduler": (
+        "`kueue.enabled`, `podGroups.enabled` ([queues](../../docs/queueing.md))"
+    ),
+    "pull from a registry with a login": (
+        "`imagePullSecrets` for the operator, `agent.pullSecrets` for the agent in training pods"
+    ),
+    "run on OpenShift": "`openshift: true`",
+}
+_LINKS = {
+    "upgrades": f"[upgrades]({_RUNBOOK}#upgrades-and-rollbacks)",
+    "deleting": f"[to delete everything]({_RUNBOOK}#deleting-everything)",
+}
 _HEAD = """# dtj-operator
 
 The Helm chart of the operator for `DistributedTrainingJob`.
@@ -19,10 +43,15 @@ helm upgrade --install dtj charts/dtj-operator -n dtj-system --create-namespace
 helm test dtj -n dtj-system
 ```
 
+Kubernetes 1.30 or later is required.
+No image is published: `image.registry` names [where you pushed yours](../../README.md#on-a-cluster).
 `helm test` runs a job of two pods to `Complete`.
-[The runbook](../../docs/runbook.md#alerts) explains each alert.
-[Security](../../docs/security.md) states what the chart's rights are worth.
 An unknown value is rejected, with its name.
+
+{wishes}
+
+`helm upgrade` and `helm rollback` replace the CRDs, too, and restart no job ({upgrades}).
+`helm uninstall` keeps the CRDs and the master key, and with them every job ({deleting}).
 
 ## Values
 
@@ -36,7 +65,8 @@ This table is generated from `values.yaml` (`make generate`).
 def render(values: Path) -> str:
     """Returns the page."""
     rows = (f"| `{path}` | {default} | {text} |" for path, default, text in _rows(values.read_text("utf-8")))
-    return _HEAD + "\n".join(rows) + "\n"
+    wishes = "\n".join(["| to | set |", "|---|---|", *(f"| {wish} | {value} |" for wish, value in _WISHES.items())])
+    return _HEAD.format(wishes=wishes, **_LINKS) + "\n".join(rows) + "\n"
 
 
 def _rows(text: str) -> Iterator[tuple[str, str, str]]:
