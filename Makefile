@@ -58,8 +58,9 @@ test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults,
 	@$(PY) -m tests.chaos --slow --faults $(or $(TORCH_FAULTS),100) --group torch
 	@$(CLUSTER) bin promtool >/dev/null
 	@$(PY) -m pytest -q tests/integration/chart/on_promtool.py
-	@$(CLUSTER) bin >/dev/null && $(CLUSTER) bin kueue >/dev/null
-	@$(PY) -m pytest -q tests/integration/controlplane/on_kueue.py tests/integration/controlplane/on_upgrade.py
+	@$(CLUSTER) bin >/dev/null && $(CLUSTER) bin kueue kstatus >/dev/null
+	@$(PY) -m pytest -q tests/integration/controlplane/on_kueue.py tests/integration/controlplane/on_kstatus.py \
+	  tests/integration/controlplane/on_upgrade.py
 	@DTJ_SPECS=$(or $(SPECS),10000) $(PY) -m pytest -q tests/integration/controlplane/test_conformance.py
 	@$(MAKE) --no-print-directory test-oldest
 	@./hack/test_long.sh

@@ -202,10 +202,13 @@ TOOLS = {
     )
 }
 
-# Other projects' controllers, for tests beside our operator. No part of the cluster depends on them.
+# Other projects' programs, for tests beside our operator. No part of the cluster depends on them.
 PARTNERS = {
     tool.name: tool
-    for tool in (Tool("kueue", "sigs.k8s.io/kueue", f"v{KUEUE}", ".", main=(_PROGRAMS / "kueue.go").read_text()),)
+    for tool in (
+        Tool("kueue", "sigs.k8s.io/kueue", f"v{KUEUE}", ".", main=(_PROGRAMS / "kueue.go").read_text()),
+        Tool("kstatus", "sigs.k8s.io/cli-utils", "v0.37.2", ".", main=(_PROGRAMS / "kstatus.go").read_text()),
+    )
 }
 
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
