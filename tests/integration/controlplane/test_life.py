@@ -115,6 +115,7 @@ def test_next_operator_writes_nothing_for_settled_jobs(
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running()
     wait_until("the job runs", lambda: objects.condition("j", "Running"))
+    wait_until("an event states its start", lambda: story(objects))
     assert first.terminate() == 0
     before = len(first.writes())
     second = start_operator().ready()
