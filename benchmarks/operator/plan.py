@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.operator import creation, leaders, running
 from benchmarks.operator.peers import JobSet, TrainingOperator
-from benchmarks.operator.systems import Ours, System
+from benchmarks.operator.systems import Ours, OursWithoutPolicy, System
 
 CREATION, STARTING, SCALE, LISTENING = "creation", "starting", "scale", "listening"
 SILENT, LARGE, LEADERS = "silent", "large", "leaders"
@@ -44,7 +44,7 @@ def experiments(jobs: int, trials: int) -> list[Arm]:
             count = 1 if (name, limits) == ("Training Operator", "shipped") else trials
             measure = partial(creation.measure, make, jobs, tuned=limits != "shipped")
             arms.append(Arm(CREATION, f"{name}, {limits}" if limits else name, count, measure))
-    for name, make in SYSTEMS.items():
+    for name, make in (SYSTEMS | {"ours, no NetworkPolicy": OursWithoutPolicy}).items():
         measure = partial(creation.measure, make, STARTING_JOBS, tuned=True, run=True, restart=False)
         arms.append(Arm(STARTING, name, trials, measure))
     for size in SIZES:

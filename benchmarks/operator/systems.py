@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -112,7 +113,7 @@ class System(ABC):
 
 
 class Ours(System):
-    """This project's operator, cluster-wide, with leader election."""
+    """This project's operator, cluster-wide, with the chart's defaults: leader election, a NetworkPolicy for each job."""
 
     account = "dtj-operator"
     children: ClassVar = {"services": 1, "secrets": 1, "statefulsets": 1}
@@ -127,7 +128,7 @@ class Ours(System):
         bind(plane, CLAIMS, "claims", rbac.claim_rules(claim_name(f"{SYSTEM}/dtj")), own)
         self.key = plane.data_dir / "master.key"
         self.key.write_bytes(MASTER_KEY)
-        self.more: tuple[str, ...] = ()
+        self.more: tuple[str, ...] = ("--job-network-policy-from", json.dumps([{"podSelector": {}}]))
         self.interpreter: tuple[str, ...] = (sys.executable,)
 
     def command(self) -> Sequence[str]:
@@ -157,3 +158,11 @@ class Ours(System):
             return int(lines[-1].partition(marker)[2].partition('"')[0]) if lines else 0
 
         return wait_until("the operator logs its port", found, detail=self.tail)
+
+
+class OursWithoutPolicy(Ours):
+    """The same with jobNetworkPolicy.enabled=false."""
+
+    def __init__(self, plane: ControlPlane, *, tuned: bool) -> None:
+        super().__init__(plane, tuned=tuned)
+        self.more = ()
