@@ -26,7 +26,7 @@ from benchmarks.operator.planes import (
     send,
     watch,
 )
-from benchmarks.operator.systems import ROOT, Ours, System
+from benchmarks.operator.systems import PEERS, ROOT, Ours, System
 from dtj_contract import names
 from dtj_core.plan import children
 from dtj_core.plan.job import Job
@@ -42,6 +42,9 @@ QUIET_SECONDS = 6.0
 WIDTH = 6
 """Characters of a job's name, with which the names of its children begin."""
 LONG = 900.0
+PLURALS = {
+    "Secret": "secrets", "Service": "services", "StatefulSet": "statefulsets", "NetworkPolicy": "networkpolicies"
+}  # fmt: skip
 
 
 def job_name(number: int) -> str:
@@ -232,7 +235,7 @@ def _restart(plane: ControlPlane, system: System) -> dict[str, Any]:
 
 def floor(jobs: int) -> dict[str, Any]:
     """Creates the objects of our jobs without an operator: the job, its children and one status."""
-    settings = Settings(agent_image="dtj-operator:test", master_key=MASTER_KEY)
+    settings = Settings(agent_image="dtj-operator:test", master_key=MASTER_KEY, network_peers=tuple(PEERS))
     with fresh("shipped") as plane:
         install(plane, sorted((ROOT / "crds").glob("*.yaml")))
         before = {name: cpu_seconds(pid) for name, pid in plane.pids.items() if name != "guard"}
@@ -246,7 +249,7 @@ def floor(jobs: int) -> dict[str, Any]:
             for child in children.all_children(Job.from_object(job), settings):
                 version = child["apiVersion"]
                 base = f"/api/{version}" if "/" not in version else f"/apis/{version}"
-                plural = {"Secret": "secrets", "Service": "services", "StatefulSet": "statefulsets"}[child["kind"]]
+                plural = PLURALS[child["kind"]]
                 send(plane, "POST", f"{base}/namespaces/{NAMESPACE}/{plural}", child)
             last[name] = time.time()
             condition = {"type": "Running", "status": "False", "reason": "PodsPending", "message": "pods are starting"}

@@ -112,8 +112,12 @@ class System(ABC):
         return began
 
 
+PEERS = [{"podSelector": {}}]
+"""Who may reach the agents of a job."""
+
+
 class Ours(System):
-    """This project's operator, cluster-wide, with the chart's defaults: leader election, a NetworkPolicy for each job."""
+    """This project's operator with the chart's defaults: all namespaces, leader election, NetworkPolicies."""
 
     account = "dtj-operator"
     children: ClassVar = {"services": 1, "secrets": 1, "statefulsets": 1}
@@ -128,7 +132,7 @@ class Ours(System):
         bind(plane, CLAIMS, "claims", rbac.claim_rules(claim_name(f"{SYSTEM}/dtj")), own)
         self.key = plane.data_dir / "master.key"
         self.key.write_bytes(MASTER_KEY)
-        self.more: tuple[str, ...] = ("--job-network-policy-from", json.dumps([{"podSelector": {}}]))
+        self.more: tuple[str, ...] = ("--job-network-policy-from", json.dumps(PEERS))
         self.interpreter: tuple[str, ...] = (sys.executable,)
 
     def command(self) -> Sequence[str]:
