@@ -167,7 +167,7 @@ A toleration in the values takes precedence.
 {{- define "dtj-operator.rules" -}}
 - apiGroups: [training.dtj.dev]
   resources: [distributedtrainingjobs]
-  verbs: [list, watch, delete]
+  verbs: [get, list, watch, delete]
 - apiGroups: [training.dtj.dev]
   resources: [distributedtrainingjobs/status]
   verbs: [patch]

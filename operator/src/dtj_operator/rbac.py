@@ -18,10 +18,11 @@ from dtj_contract import names
 # (API group, resource) -> verbs. Server-side apply is `patch`, and `create` where the object may
 # not be there yet.
 RULES: dict[tuple[str, str], tuple[str, ...]] = {
-    (names.GROUP, names.PLURAL): ("list", "watch", "delete"),  # delete: ttlSecondsAfterFinished
+    # get: whether a job is still as it was planned on; delete: ttlSecondsAfterFinished.
+    (names.GROUP, names.PLURAL): ("get", "list", "watch", "delete"),
     (names.GROUP, names.PLURAL + "/status"): ("patch",),
     ("apps", "statefulsets"): ("get", "list", "watch", "create", "patch", "delete"),
-    # get: where an object of somebody else has a child's name. Else everything is read by list and watch.
+    # get: where an object of somebody else has a child's name.
     ("", "services"): ("get", "list", "watch", "create", "patch"),
     ("", "pods"): ("list", "watch", "create", "delete"),  # create: dry runs only
     ("", "secrets"): ("create", "patch"),  # a patch returns the object

@@ -222,7 +222,6 @@ def test_invalid_template_fails_the_job_with_the_message_and_is_not_retried(
     before = len(operator.writes())
     time.sleep(3)  # observes that nothing happens
     assert len(operator.writes()) == before
-    # A dry run of the status precedes that of the pod, and confirms that the job is as it was planned on.
     dry_runs = [call["requestURI"] for call in operator.calls() if "dryRun" in call["requestURI"]]
     assert len([uri for uri in dry_runs if "/pods?" in uri]) == 1, dry_runs
 

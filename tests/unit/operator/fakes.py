@@ -66,7 +66,6 @@ class FakeClient:
         *,
         subresource: str | None = None,
         force: bool = True,
-        dry_run: bool = False,
     ) -> Any:
         plural = resource.plural + ("/" + subresource if subresource else "")
         try:
@@ -74,7 +73,7 @@ class FakeClient:
         except yaml.YAMLError as error:
             raise errors.Invalid(f"error decoding YAML: {error}", status=400) from error
         stored = _sent(body)
-        self._called("dry-run" if dry_run else "apply", plural, body["metadata"]["name"], stored)
+        self._called("apply", plural, body["metadata"]["name"], stored)
         return stored
 
     async def merge(self, resource: Resource, namespace: str, name: str, patch: Any) -> Any:

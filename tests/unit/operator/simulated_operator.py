@@ -21,7 +21,7 @@ from dtj_operator.kube.cache.store import Key
 from dtj_operator.kube.event_recorder import EventRecorder
 from dtj_operator.kube.executor import PlanExecutor
 from dtj_operator.kube.observer import Observer
-from dtj_operator.kube.resources import STATEFUL_SET, Resource
+from dtj_operator.kube.resources import JOB, STATEFUL_SET, Resource
 from dtj_operator.reconciling import Reconciling
 from dtj_operator.resync import Resync
 from dtj_operator.workqueue import Priority, WorkQueue
@@ -67,10 +67,12 @@ class Client:
         """The job as the operator last planned on it, or has confirmed it since."""
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object:
-        age = self._world.faults.read_age()
+        age = 0.0 if resource is JOB else self._world.faults.read_age()  # a stale job would confirm a stale plan
         found = await self._call("get", resource, lambda: self._read(resource, name, age))
         if found is None:
             raise errors.ObjectNotFound(f"{resource.kind} {name} not found", status=404)
+        if resource is JOB:
+            self.served = found
         return dict(found)
 
     async def pages(
@@ -119,11 +121,8 @@ class Client:
         *,
         subresource: str | None = None,
         force: bool = True,
-        dry_run: bool = False,
     ) -> Object:
         name = body["metadata"]["name"]
-        if dry_run:
-            return await self._call("dry-run", resource, lambda: self._confirm(body))
 
         def act() -> Object:
             if resource is STATEFUL_SET:
@@ -169,16 +168,6 @@ class Client:
     def _read(self, resource: Resource, name: str, age: float) -> Object | None:
         api = self._world.api
         return api.at((resource.plural, name), self._world.wall() - age) if age else api.find(resource.plural, name)
-
-    def _confirm(self, body: Object) -> Object:
-        """Answers an apply of a status that is a dry run."""
-        sent, live = body["metadata"], self._world.job
-        if live is None:
-            raise errors.ObjectNotFound("not found", status=404)
-        if any(live["metadata"][key] != sent[key] for key in ("uid", "resourceVersion")):
-            raise errors.Conflict("the object has been modified", status=409)
-        self.served = live
-        return live
 
     def _admit(self, name: str) -> Object:
         if self._world.cluster.quota_spent:

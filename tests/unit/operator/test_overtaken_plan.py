@@ -23,29 +23,26 @@ def test_status_is_written_under_the_planned_resource_version() -> None:
     assert client.bodies[0]["metadata"] == {"name": "j", "namespace": "ns", "uid": "u1", "resourceVersion": "7"}
 
 
-CONFIRM = ("dry-run", "distributedtrainingjobs/status", "j")
+CONFIRM = ("get", "distributedtrainingjobs", "j")
 APPLY_SET = ("apply", "statefulsets", "j")
 
 
 @pytest.mark.parametrize(
-    "error",
-    [errors.Conflict("the object has been modified", status=409), errors.ObjectNotFound("not found", status=404)],
-    ids=["changed, or another job of that name", "deleted"],
+    "stored",
+    [None, job(resourceVersion="8"), job(resourceVersion="7", uid="another")],
+    ids=["deleted", "changed", "another job of that name"],
 )
-def test_overtaken_plan_creates_no_stateful_set(error: errors.KubeError) -> None:
-    client = FakeClient()
-    client.refuse[CONFIRM] = error
+def test_overtaken_plan_creates_no_stateful_set(stored: Any) -> None:
+    client = FakeClient() if stored is None else client_with(stored)
     with pytest.raises(errors.Overtaken, match="meanwhile"):
         execute(client, MADE, job(resourceVersion="7"))
-    assert [call for call in client.calls if call[1] in ("statefulsets", "distributedtrainingjobs/status")] == [CONFIRM]
+    assert [call for call in client.calls if call[1] in ("statefulsets", "distributedtrainingjobs/status")] == []
+    assert CONFIRM in client.calls
 
 
-def test_version_is_confirmed_by_a_dry_run_that_changes_nothing() -> None:
-    client = FakeClient()
-    execute(client, MADE, job({"phase": "Suspended"}, resourceVersion="7"))
-    asked = client.bodies[client.calls.index(CONFIRM)]
-    assert asked["metadata"] == {"name": "j", "namespace": "ns", "uid": "u1", "resourceVersion": "7"}
-    assert asked["status"] == {"phase": "Suspended"}, "the status as it is, which is always a valid one"
+def test_plan_without_a_stateful_set_reads_nothing() -> None:
+    client = client_with(job(resourceVersion="7"))
+    execute(client, Plan(actions=(Apply(body=SERVICE),), status={"phase": "Pending"}), job(resourceVersion="7"))
     assert not [call for call in client.calls if call[0] in ("get", "list")]
 
 
@@ -81,7 +78,7 @@ class Unlabelled(FakeClient):
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Any:
         self._called("get", resource.plural, name)
-        return self.hidden
+        return self.hidden if resource is STATEFUL_SET else job(resourceVersion="7")
 
     async def apply(self, resource: Resource, namespace: str, body: Any, **how: Any) -> Any:
         if resource is STATEFUL_SET:

@@ -186,7 +186,6 @@ class Client:
         *,
         subresource: str | None = None,
         force: bool = True,
-        dry_run: bool = False,
     ) -> Object:
         """Applies `body` on the server.
 
@@ -194,10 +193,10 @@ class Client:
         Without `force` it raises Conflict if somebody else owns one of the fields.
         """
         path = resource.path(namespace, body["metadata"]["name"], subresource)
-        query = {"fieldManager": names.MANAGER, "force": str(force).lower()} | ({"dryRun": "All"} if dry_run else {})
+        query = {"fieldManager": names.MANAGER, "force": str(force).lower()}
         plural = resource.plural + ("/" + subresource if subresource else "")
         return await self._call(
-            "dry-run" if dry_run else "apply",
+            "apply",
             plural,
             "PATCH",
             path,
