@@ -334,6 +334,7 @@ class Reason:
     NO_SIGN_OF_LIFE = "NoSignOfLife"
     NODE_AVOIDED = "NodeAvoided"  # repeated failures on one node: its pods are recreated elsewhere
     NODE_ALLOWED = "NodeAllowed"  # no other node has room
+    NODE_SICK = "NodeSick"  # called so by a detector, or cordoned: its pods are recreated elsewhere
     SPARE_USED = "SpareUsed"  # a spare pod has taken the ranks of a lost one
     GROUP_SHRUNK = "GroupShrunk"  # an elastic job continues with fewer pods
     GROUP_GROWN = "GroupGrown"  # an elastic job has taken in more pods

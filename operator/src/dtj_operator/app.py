@@ -12,6 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from dtj_contract import names
@@ -22,7 +23,8 @@ from dtj_operator.controller import Controller, Planner
 from dtj_operator.following.listeners import AgentListeners
 from dtj_operator.health import Certificate, HealthServer
 from dtj_operator.kube.cache.cache import Cache
-from dtj_operator.kube.cache.store import KINDS, QUEUE_KINDS, Key
+from dtj_operator.kube.cache.sick_nodes import count_sick_nodes
+from dtj_operator.kube.cache.store import Key, kinds_for
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.event_recorder import EventRecorder
 from dtj_operator.kube.executor import PlanExecutor
@@ -109,10 +111,11 @@ class Operator:
         metrics.watch_keys(self.agents.with_previous_key)
         self.listeners = AgentListeners(self.agents, self.queue.add)
         metrics.watch_listeners(lambda: self.listeners.count(silent=False), lambda: self.listeners.count(silent=True))
-        kinds = (*KINDS, *QUEUE_KINDS) if options.settings.kueue else KINDS
-        self.cache = Cache(self.client, options.namespaces, metrics, self._wake, kinds)
+        self.cache = Cache(self.client, options.namespaces, metrics, self._wake, kinds_for(options.settings))
         for resource, table in self.cache.tables.items():
             metrics.watch_objects(resource.plural, table.__len__)
+        signs = options.settings.sick_nodes
+        metrics.watch_sick_nodes(*(partial(count_sick_nodes, self.cache, signs, believed=b) for b in (True, False)))
         self.observer = Observer(self.cache, self.client, self.listeners)
         recorder = EventRecorder(self.client, socket.gethostname(), dropped=metrics.events_dropped.inc)
         executor = PlanExecutor(self.client, self.cache, self.observer, recorder)

@@ -104,6 +104,9 @@ class Metrics:
         self.nodes_avoided = counter(
             "job_nodes_avoided_total", "Nodes that jobs avoid, by the reason of the failures there.", ("reason",)
         )
+        self.sick_nodes = gauge(
+            "sick_nodes", "Nodes that are called sick; not believed are those with a sign of too many.", ("believed",)
+        )
         self.lost_steps = counter("job_lost_steps_total", "Steps repeated because of restarts.")
         self.recovery_seconds = histogram(
             "job_recovery_seconds", "Duration of a recovery by phase.", _RECOVERY, ("phase",)
@@ -154,6 +157,11 @@ class Metrics:
     def watch_objects(self, plural: str, count: Callable[[], float]) -> None:
         """Counts the cached objects of a kind at each scrape."""
         self.cached.labels(plural).set_function(count)
+
+    def watch_sick_nodes(self, believed: Callable[[], float], doubted: Callable[[], float]) -> None:
+        """Counts the sick nodes at each scrape."""
+        self.sick_nodes.labels("true").set_function(believed)
+        self.sick_nodes.labels("false").set_function(doubted)
 
     # The methods of dtj_operator.kube.cache.reflector.ReflectorObserver.
     def watch_event(self, plural: str) -> None:

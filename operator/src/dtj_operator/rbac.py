@@ -3,8 +3,8 @@
 Tests hold the code and the chart's roles to this table.
 
 With --namespace a Role in each namespace is enough, and a ClusterRole that reads runtimes, without
-which the operator serves the jobs that refer to none: no rights on CRDs, nodes, namespaces or
-finalizers (our owner references don't block their owner's deletion).
+which the operator serves the jobs that refer to none: no rights on CRDs, namespaces or finalizers
+(our owner references don't block their owner's deletion), and none on nodes but to read them.
 In the namespaces that they cover, the rules are nevertheless as powerful as an administrator's:
 whoever may create pods may mount any Secret and use any service account there.
 """
@@ -50,6 +50,11 @@ POD_GROUP_RULES: dict[tuple[str, str], tuple[str, ...]] = {
 # Cluster-wide, also with --namespace: runtimes have no namespace.
 RUNTIME_RULES: dict[tuple[str, str], tuple[str, ...]] = {
     (names.GROUP, names.RUNTIME_PLURAL): ("list", "watch"),
+}
+
+# With --sick-nodes, cluster-wide: nodes have no namespace. Without the right, jobs leave no node.
+NODE_RULES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("", "nodes"): ("list", "watch"),
 }
 
 # In the operator's own namespace, for the leader election.

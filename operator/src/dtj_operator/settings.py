@@ -15,6 +15,7 @@ from dtj_contract import names
 from dtj_core.plan.model import Object, Settings
 from dtj_operator.errors import OptionError
 from dtj_operator.leader.election import Timing
+from dtj_operator.sick_node_option import NEVER, read_sick_nodes
 
 ENV_PREFIX = "DTJ_OPERATOR_"
 KEY_BYTES = 32
@@ -28,6 +29,7 @@ FLAGS = (
     "crd-wait-seconds", "kubeconfig", "context", "log-format", "log-level", "leader-election", "lease-namespace",
     "lease-name", "lease-duration-seconds", "renew-deadline-seconds", "retry-period-seconds", "claims-namespace",
     "job-network-policy-from", "metrics-auth", "metrics-cert-dir", "kueue",
+    "sick-nodes",
 )  # fmt: skip
 
 
@@ -92,6 +94,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
             pod_user=given.pod_user,
             previous_master_key=read_previous_key(given.previous_master_key_file),
             kueue=given.kueue == "true",
+            sick_nodes=read_sick_nodes(given.sick_nodes),
         ),
         namespaces=tuple(given.namespace or ()),
         kubeconfig=given.kubeconfig,
@@ -293,6 +296,11 @@ def _parser() -> argparse.ArgumentParser:
         default="false",
         help="true: queue jobs with spec.queueName by Workloads of Kueue; false: only set Kueue's label on their "
         "StatefulSets",
+    )
+    add(
+        "--sick-nodes",
+        default=NEVER,
+        help="JSON object: signs of nodes that jobs leave, and bounds ({}: the defaults); none: jobs leave no node",
     )
     add("--lease-namespace", help="namespace of the Lease (default: that of the operator's pod, else default)")
     add("--lease-name", default=names.MANAGER, help="name of the Lease; the replicas of one installation share it")

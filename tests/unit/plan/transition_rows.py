@@ -20,6 +20,7 @@ from tests.unit.plan.transitions import (
     new,
     node_lost,
     nothing,
+    on_sick_node,
     pending,
     readable,
     refused,
@@ -87,6 +88,7 @@ ROWS = (
     row(running, rendezvous("GroupShrunk"), "Restarting - True GroupShrunk", "Running True False GroupShrunk"),
     row(running, rendezvous("NodeSilent"), "Restarting - True NodeSilent", "Running True False NodeSilent"),
     row(running, unscheduled, "Restarting - True Unschedulable", "Running True False Unschedulable"),
+    row(running, on_sick_node, "Restarting - True NodeSick", "Running True False NodeSick", restart=AVOIDING),
     row(running, children_deleted, "Restarting - True PodDeleted", "Running True False PodDeleted"),
     row(
         running,
@@ -151,6 +153,7 @@ ROWS = (
         "Restarting False True ChildRefused",
         "Running True False ChildRefused",
     ),
+    row(running_again, on_sick_node, "Restarting False True NodeSick", "Running True False NodeSick", restart=AVOIDING),
     row(running_again, children_deleted, "Restarting False True PodDeleted", "Running True False PodDeleted"),
     row(running_again, finished(), "Complete - True AllWorkersSucceeded", "Running True False AllWorkersSucceeded"),
     row(running_again, all_failed, "Failed - True RestartBudgetSpent", "Running True False RestartBudgetSpent"),

@@ -8,9 +8,10 @@ simulator against the table: a transition that a world reaches has a row.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from dtj_core.plan.node_signs import NodeHealth, SickNode, SickNodeSettings, Sign
 from dtj_core.plan.times import rfc3339
 from tests.unit.plan.objects import NOW, World, agent, container, ended, job, outcome, pod, service
 
@@ -189,6 +190,15 @@ def avoided(world: Recorded) -> None:
     world.settle(NOW + 3)
     page = agent(attempt=3, failures=failures, phase="Rendezvous", phaseReason="PodLost")
     world.see(pods=(others[0], gone, others[1]), agent=page)
+
+
+def on_sick_node(world: Recorded) -> None:
+    """Shows a detector's sign on the node of pod 1, until the pod terminates there."""
+    world.settings = replace(world.settings, sick_nodes=SickNodeSettings())
+    xid = Sign("condition XidCriticalError", "condition XidCriticalError is True")
+    world.see(nodes=NodeHealth(total=9, sick={"w1": SickNode(signs=(xid,))}, in_use=frozenset({"w1"})))
+    world.settle(NOW + 3)
+    deleted(world)
 
 
 def children_deleted(world: Recorded) -> None:

@@ -139,7 +139,11 @@ class AvoidedNode(Model):
     node: str | None = None
     """Name of the node."""
     reason: str | None = None
-    """Reason of the last failure on the node."""
+    """Reason of the last failure on the node; NodeSick: the node is called sick."""
+    message: str | None = None
+    """The text of the sick node itself."""
+    pods: int | None = None
+    """Number of pods that were moved away from a sick node."""
     failures: int | None = None
     """Number of failures that made the node avoided."""
     since: Time | None = None

@@ -2,7 +2,7 @@
 
 A node is avoided if attempt after attempt broke on it while the other nodes were clean, or if a
 restart rule with the action RestartElsewhere decided so. A failure that occurs on every node is the
-script's own, and no other node would cure it.
+script's own, and no other node would cure it. sick_nodes.py adds the nodes that detectors call sick.
 
 Three steps, so that a crash between them loses nothing and repeats nothing:
 
@@ -51,6 +51,17 @@ def active_nodes(status: Object, now: float | None = None) -> tuple[str, ...]:
     return tuple(sorted(entry["node"] for entry in entries if now is None or _is_current(entry, now)))
 
 
+def why_avoided(status: Object, node: str) -> tuple[str, str] | None:
+    """Returns the reason for which `status` excludes `node`, and the end of a sentence; None if it does not."""
+    entries = (e for e in status.get("avoidedNodes") or () if "lifted" not in e and e.get("node") == node)
+    entry: Object | None = next(entries, None)
+    if entry is None:
+        return None
+    if entry.get("reason") == Reason.NODE_SICK:
+        return Reason.NODE_SICK, f", which is sick: {entry.get('message') or 'see its conditions'}"
+    return Reason.NODE_AVOIDED, ", where it failed"
+
+
 def excluded_nodes(annotated: Object) -> tuple[str, ...]:
     """Returns the nodes that a pod, or a pod template, was created to avoid, sorted."""
     annotations = (annotated.get("metadata") or {}).get("annotations") or {}
@@ -64,17 +75,32 @@ def update(
 
     `pods`: those of the present StatefulSet.
     """
-    if not settings.can_avoid_nodes or job.unreadable is not None:
+    if not settings.can_avoid_nodes or job.unreadable is not None or not _is_known_to_crd(job):
         return status, ()
-    if not _is_known_to_crd(job):
-        return status, ()
-    known = [entry for entry in status.get("avoidedNodes") or () if _is_current(entry, now)]
-    entries, events = _lift(known, pods, now)
-    for entry in _new_entries(job, status, entries, pods, now):
+    entries, events = _lift(current_entries(status, now), pods, now)
+    for entry in _new_entries(job, status, entries, pods, now, settings):
         entries.append(entry)
         events.append(Event(type="Warning", reason=Reason.NODE_AVOIDED, message=_describe(entry, pods)))
+    return with_entries(status, entries), tuple(events)
+
+
+def may_avoid(job: Job, settings: Settings) -> bool:
+    """Returns whether the job can avoid any node."""
+    if not settings.can_avoid_nodes or job.unreadable is not None or not _is_known_to_crd(job):
+        return False
+    # A user who has chosen the node asks no scheduler.
+    return not ((job.spec.template or {}).get("spec") or {}).get("nodeName")
+
+
+def current_entries(status: Object, now: float) -> list[Object]:
+    """Returns the entries of status.avoidedNodes whose time is not over."""
+    return [entry for entry in status.get("avoidedNodes") or () if _is_current(entry, now)]
+
+
+def with_entries(status: Object, entries: list[Object]) -> Object:
+    """Returns `status` with these avoided nodes."""
     others = {name: value for name, value in status.items() if name != "avoidedNodes"}
-    return others | ({"avoidedNodes": entries} if entries else {}), tuple(events)
+    return others | ({"avoidedNodes": entries} if entries else {})
 
 
 def move_pods(job: Job, child: Object, pods: tuple[Object, ...], now: float) -> tuple[Delete, ...]:
@@ -149,14 +175,18 @@ def _blocked_pods(pods: tuple[Object, ...], active: tuple[str, ...], now: float)
 
 
 def _new_entries(
-    job: Job, status: Object, entries: list[Object], pods: tuple[Object, ...], now: float
+    job: Job, status: Object, entries: list[Object], pods: tuple[Object, ...], now: float, operator: Settings
 ) -> Iterator[Object]:
     settings = job.spec.restart.avoid_nodes
-    if ((job.spec.template or {}).get("spec") or {}).get("nodeName"):
-        return  # the user has chosen the node, and no scheduler is asked
+    if not may_avoid(job, operator):
+        return
     known = {entry["node"] for entry in entries}
+    # The share bounds what is concluded from failures. A node that is called sick is no conclusion.
+    counted = {
+        entry["node"] for entry in entries if settings.max_nodes is not None or entry.get("reason") != Reason.NODE_SICK
+    }
     occupied = {node for pod in pods if (node := _node(pod))}
-    room = _limit(settings, len(occupied | known)) - len(known)
+    room = _limit(settings, len(occupied | known)) - len(counted)
     recent = _recent_failures(status, settings, now)
     for node, failures in _suspects(recent, occupied, settings.after_failures):
         if node in known or room <= 0:

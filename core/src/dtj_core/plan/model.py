@@ -36,6 +36,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dtj_contract import names
+from dtj_core.plan.node_signs import NodeHealth, SickNodeSettings
 
 Object = dict[str, Any]
 
@@ -75,6 +76,8 @@ class Observed:
     refusal: str | None = None
     """Message of the API server when it rejected a child for another reason (a quota), which may
     pass. Fails no job."""
+    nodes: NodeHealth | None = None
+    """The sick nodes of the cluster; None without `Settings.sick_nodes`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +196,8 @@ class Settings:
     StatefulSet has Kueue's label."""
     can_avoid_nodes: bool = True
     """Whether pods may be placed on another node. A local run has only one."""
+    sick_nodes: SickNodeSettings | None = None
+    """When jobs leave nodes that are called sick; None: never."""
     agent_port: int = names.AGENT_PORT
     network_peers: tuple[Object, ...] | None = None
     """NetworkPolicyPeers that may reach the agents' port, besides the job's own pods. None: jobs get no

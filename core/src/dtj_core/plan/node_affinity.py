@@ -1,7 +1,7 @@
 """Adds nodes that a pod must not run on to the affinity that its user wrote.
 
 A node is named by the field metadata.name. The label kubernetes.io/hostname may differ from the
-name on some clouds, and the operator may not read nodes.
+name on some clouds, and the operator need not read nodes to exclude them.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ from dtj_core.plan import (
     restarts,
     running,
     runtimes,
+    sick_nodes,
     startup_deadline,
     stuck_pods,
     suspend,
@@ -247,9 +248,8 @@ def _reconcile_active(
         phase = half_placed.explain(phase, job, group)
         status = running.set_conditions(status, running.add_wait(phase, hint), conditions)
     status = half_placed.forget(status) if is_true(status, names.RUNNING) else status
-    ready = pods.ready_count(group, job.trainer_container)
     now, child = conditions.now, observed.stateful_set
-    counts = replica_counts(job, ready, report)
+    counts = replica_counts(job, pods.ready_count(group, job.trainer_container), report)
     if is_true(status, names.RUNNING) and (report is None or report.from_follower or report.is_searching):
         # Only the leader knows the size of an elastic group. A silent one has changed nothing.
         counts["replicas"] = job.status.get("replicas", counts["replicas"])
@@ -257,7 +257,9 @@ def _reconcile_active(
     status = group_size.with_shrink_time(status, job, child, now)
     wanted = 0 if pause else group_size.wanted_pods(job, child, report, status, now)
     status, moves = avoided_nodes.update(job, status, group, now, settings)
+    status, departures, until_departure = sick_nodes.update(job, status, group, observed.nodes, now, settings)
     looks = (
+        until_departure,
         _next_look(job, observed, group, settings),
         avoided_nodes.until_next_look(job, status, group, now),
         pod_waits.until_overdue(group, now),
@@ -274,7 +276,7 @@ def _reconcile_active(
             *queueing.while_active(job, observed, status, now, settings),
         ),
         status=status,
-        events=(*events.events_for_change(job, status, report), *moves),
+        events=(*events.events_for_change(job, status, report), *moves, *departures),
         requeue_after=min((look for look in looks if look is not None), default=None),
     )
 
@@ -330,7 +332,7 @@ def _create_children(job: Job, observed: Observed, status: Object, conditions: C
         message="StatefulSet was deleted; recreating it" if lost else "creating the pods",
     )
     status = running.set_conditions(_mark_active(status, conditions), phase, conditions)
-    status |= replica_counts(job, 0)
+    status = sick_nodes.before_start(job, status | replica_counts(job, 0), observed.nodes, conditions.now, settings)
     avoided, placement = avoided_nodes.active_nodes(status, conditions.now), find_placement(observed)
     claim = children.claim(job)
     actions = (
@@ -392,8 +394,5 @@ def _mark_active(status: Object, conditions: Conditions) -> Object:
 
 
 def _has_ever_run(job: Job, observed: Observed) -> bool:
-    """Returns whether the API server has admitted this template before.
-
-    The proof: pods exist, or agents have begun an attempt.
-    """
+    """Returns whether the API server has admitted this template before: pods exist, or agents have begun an attempt."""
     return children.has_stateful_set(job, observed) or bool(job.status.get("attempt"))

@@ -7,7 +7,7 @@ from typing import Any
 
 from dtj_contract.names import Reason
 from dtj_core.plan import pod_waits
-from dtj_core.plan.avoided_nodes import active_nodes
+from dtj_core.plan.avoided_nodes import why_avoided
 from dtj_core.plan.container_oom import OOM_KILLED, describe, last_oom_kill
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Object, Observed
@@ -33,7 +33,10 @@ DISRUPTIONS = {  # reasons of the pod condition DisruptionTarget
     "DeletionByTaintManager": Reason.NODE_LOST,
     "DeletionByPodGC": Reason.NODE_LOST,
 }
-LOST = frozenset({Reason.POD_LOST, Reason.POD_DELETED, Reason.OOM_KILLED, Reason.NODE_AVOIDED, *DISRUPTIONS.values()})
+LOST = frozenset({
+    Reason.POD_LOST, Reason.POD_DELETED, Reason.OOM_KILLED, Reason.NODE_AVOIDED, Reason.NODE_SICK,
+    *DISRUPTIONS.values(),
+})  # fmt: skip
 
 
 def current_pods(job: Job, observed: Observed) -> tuple[Object, ...]:
@@ -107,9 +110,10 @@ def why_lost(pods: tuple[Object, ...], job: Job) -> Cause | None:
     present = {ordinal(pod) for pod in pods}
     for pod in pods:
         cause = why_one_was_lost(pod)
-        if cause is not None and cause.reason == Reason.POD_DELETED and _node(pod) in active_nodes(job.status):
-            name = pod["metadata"]["name"]
-            return Cause(Reason.NODE_AVOIDED, f"pod {name} is recreated away from node {_node(pod)}, where it failed")
+        if cause is not None and cause.reason == Reason.POD_DELETED:
+            avoided = why_avoided(job.status, _node(pod))
+            where = f"pod {pod['metadata']['name']} is recreated away from node {_node(pod)}"
+            return cause if avoided is None else Cause(avoided[0], where + avoided[1])
         if cause is not None:
             return cause
         if not is_running(pod, job.trainer_container) and last_oom_kill(_status(pod, job.trainer_container)):

@@ -16,7 +16,7 @@ attempt (docs/reference/contract.md, "Attempt and lease"). Or SIGKILL has hit it
 that they execute no more instructions of their own. Files that a script writes by itself (its own
 torch.save) are not fenced. spec.forceDeletePods decides; the default is to remove only fenced pods.
 Kubernetes itself (the pod garbage collector) removes a pod whose Node object is gone or has the taint
-node.kubernetes.io/out-of-service, so the operator needs no permission on nodes.
+node.kubernetes.io/out-of-service, so the operator needs no node for that.
 """
 
 from __future__ import annotations

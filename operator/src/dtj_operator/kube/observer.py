@@ -11,6 +11,7 @@ from dtj_core.plan.model import Object, Observed
 from dtj_core.plan.workload import flavors_of, is_admitted
 from dtj_operator import errors
 from dtj_operator.following.listeners import AgentListeners
+from dtj_operator.kube.cache.sick_nodes import node_health
 from dtj_operator.kube.cache.store import Key, Store
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.resources import FLAVOR, SERVICE, STATEFUL_SET, Resource, job_key
@@ -51,10 +52,12 @@ class Observer:
     async def observe(self, job: Object) -> Observed:
         """Returns the children of `job` and the status that its agents report."""
         key = job_key(job)
+        pods = self._store.pods(key)
         observed = Observed(
             stateful_set=self._store.child(STATEFUL_SET, key),
             service=self._store.child(SERVICE, key),
-            pods=self._store.pods(key),
+            pods=pods,
+            nodes=node_health(self._store, pods),
             workload=self._store.workload(key),
             kueue_served=self._store.serves_workloads(),
             runtime=self._store.runtime(job),

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from dtj_core.plan.model import Object
 from dtj_operator.kube.cache.reflector import Reflector, ReflectorObserver
+from dtj_operator.kube.cache.sick_nodes import jobs_on_sick_nodes
 from dtj_operator.kube.cache.store import KINDS, Key, Kind, Store, Table, version_of
 from dtj_operator.kube.client import Client
-from dtj_operator.kube.resources import JOB, RUNTIME
+from dtj_operator.kube.resources import JOB, NODE, RUNTIME
 
 # No step of a reflector lasts longer: its watch would have been cut.
 STUCK_SECONDS = 300.0
@@ -88,6 +89,9 @@ class Cache(Store):
             return
         if table.kind.resource is RUNTIME:
             keys = {job for _, name in keys for job in self.referring_jobs(name)}
+        elif table.kind.resource is NODE:
+            # Of all sick nodes: the number of them decides whether their signs are believed.
+            keys = jobs_on_sick_nodes(self)
         for key in keys:
             if table.kind.resource is JOB and key in self._writing:
                 continue  # our own write, unless its answer shows otherwise

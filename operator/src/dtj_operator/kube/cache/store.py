@@ -14,12 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from dtj_contract import names
 from dtj_core.api.runtime import REF
-from dtj_core.plan.model import Object
+from dtj_core.plan.model import Object, Settings
+from dtj_core.plan.node_signs import SickNode, SickNodeSettings
 from dtj_operator.kube.cache.trim import (
     trim_job,
+    trim_node,
     trim_pod,
     trim_runtime,
     trim_service,
@@ -28,6 +31,7 @@ from dtj_operator.kube.cache.trim import (
 )
 from dtj_operator.kube.resources import (
     JOB,
+    NODE,
     POD,
     RUNTIME,
     SERVICE,
@@ -39,7 +43,7 @@ from dtj_operator.kube.resources import (
 )
 
 Key = tuple[str, str]
-"""Namespace and name of a job; of a runtime, which has no namespace, "" and its name."""
+"""Namespace and name of a job; of a runtime or a node, which have no namespace, "" and its name."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,18 @@ KINDS = (
     Kind(POD, job_selector(), trim_pod),
 )
 QUEUE_KINDS = (Kind(WORKLOAD, job_selector(), trim_workload, optional=True),)
+
+
+def node_kind(settings: SickNodeSettings) -> Kind:
+    """Returns the kind of nodes, of which only the signs are kept."""
+    return Kind(NODE, None, partial(trim_node, settings=settings), in_cluster=True)
+
+
+def kinds_for(settings: Settings) -> tuple[Kind, ...]:
+    """Returns the kinds that an operator with these settings caches."""
+    queue = QUEUE_KINDS if settings.kueue else ()
+    nodes = () if settings.sick_nodes is None else (node_kind(settings.sick_nodes),)
+    return (*KINDS, *queue, *nodes)
 
 
 def version_of(obj: Object) -> int:
@@ -189,10 +205,36 @@ class Table:
 
     def _job_of(self, obj: Object) -> Key | None:
         metadata = obj["metadata"]
-        if self.kind.resource in (JOB, RUNTIME):
+        if self.kind.resource in (JOB, RUNTIME, NODE):
             return _own_key(obj)
         job = (metadata.get("labels") or {}).get(names.LABEL_JOB)
         return None if job is None else (metadata["namespace"], job)
+
+
+class NodeTable(Table):
+    """The nodes, with the sick ones at hand: every look at a job asks for them, and most nodes are healthy."""
+
+    def __init__(self, kind: Kind) -> None:
+        super().__init__(kind)
+        self.sick: dict[str, SickNode] = {}
+        """By name."""
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def _put(self, obj: Object) -> set[Key]:
+        changed = super()._put(obj)
+        name = obj["metadata"]["name"]
+        stored = self._find(("", name)) or {}
+        if signs := stored.get("signs"):
+            self.sick[name] = SickNode(signs=tuple(signs), takes_pods=bool(stored["takesPods"]))
+        else:
+            self.sick.pop(name, None)
+        return changed
+
+    def _remove(self, known: Object) -> set[Key]:
+        self.sick.pop(known["metadata"]["name"], None)
+        return super()._remove(known)
 
 
 def is_same(one: Object, other: Object) -> bool:
@@ -211,7 +253,7 @@ class Store:
     """The tables of all kinds."""
 
     def __init__(self, kinds: Iterable[Kind] = KINDS) -> None:
-        self.tables = {kind.resource: Table(kind) for kind in kinds}
+        self.tables = {kind.resource: (NodeTable if kind.resource is NODE else Table)(kind) for kind in kinds}
 
     def job(self, key: Key) -> Object | None:
         return self.tables[JOB].get(key)
@@ -228,6 +270,11 @@ class Store:
         """Returns the jobs that refer to this runtime and have not taken one."""
         found = (job for job in self.jobs() if not (job.get("status") or {}).get("runtime"))
         return [job_key(job) for job in found if (job["spec"].get(REF) or {}).get("name") == runtime]
+
+    def node_table(self) -> NodeTable | None:
+        """Returns the table of nodes; None if they are not watched."""
+        table = self.tables.get(NODE)
+        return table if isinstance(table, NodeTable) else None
 
     def child(self, resource: Resource, key: Key) -> Object | None:
         """Returns the job's child of this kind that has the job's name."""

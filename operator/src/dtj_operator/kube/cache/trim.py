@@ -9,6 +9,7 @@ from typing import Any
 
 from dtj_contract import names
 from dtj_core.plan.model import Object
+from dtj_core.plan.node_signs import SickNodeSettings, read_node
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 # More different keys than all schemas have; free-form maps (labels, environment) can't exhaust memory.
@@ -19,6 +20,7 @@ _METADATA = (
     "name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp",
     "deletionGracePeriodSeconds", "finalizers",
 )  # fmt: skip
+_NODE_METADATA = ("name", "uid", "resourceVersion")
 _OWNER = ("kind", "name", "uid", "controller")
 _LABELS = (names.LABEL_MANAGED_BY, names.LABEL_JOB, names.LABEL_POD_INDEX, names.LABEL_QUEUE)
 _CHILD_ANNOTATIONS = (
@@ -95,6 +97,13 @@ def trim_pod(pod: Object) -> Object:
             kept_status[key] = [_pick(each, _CONTAINER_STATUS) for each in status[key]]
     kept = {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(pod), "spec": kept_spec, "status": kept_status}
     return _shared_object(kept)
+
+
+def trim_node(node: Object, settings: SickNodeSettings) -> Object:
+    """Returns the node's signs alone: a kubelet writes a node's status all the time, and nothing else of it is read."""
+    kept: Object = {"apiVersion": "v1", "kind": "Node", "metadata": _pick(node["metadata"], _NODE_METADATA)}
+    found = read_node(node, settings)
+    return kept if found is None else kept | {"signs": found.signs, "takesPods": found.takes_pods}
 
 
 def _metadata(child: Object) -> Object:
