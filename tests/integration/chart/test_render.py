@@ -120,9 +120,10 @@ def test_cluster_role_is_exactly_the_operators_rbac_table() -> None:
 
 def test_named_namespaces_get_the_same_rights_and_no_others_do() -> None:
     chosen = {"watchNamespaces": ["team-a", "team-b"], "rbac.aggregate": False}
-    [role] = of_kind(render(chosen), "ClusterRole")
-    assert rights(role["rules"]) == rights(rbac.rules(rbac.RUNTIME_RULES)), "runtimes have no namespace"
-    documents = render(chosen | {"rbac.runtimes": False})
+    runtimes, nodes = of_kind(render(chosen), "ClusterRole")
+    assert rights(runtimes["rules"]) == rights(rbac.rules(rbac.RUNTIME_RULES)), "runtimes have no namespace"
+    assert rights(nodes["rules"]) == rights(rbac.rules(rbac.NODE_RULES)), "nor have nodes"
+    documents = render(chosen | {"rbac.runtimes": False, "sickNodes.enabled": False})
     assert of_kind(documents, "ClusterRole") + of_kind(documents, "ClusterRoleBinding") == []
     roles = [r for r in of_kind(documents, "Role") if r not in lease_roles(documents)]
     assert [r["metadata"]["namespace"] for r in roles] == ["team-a", "team-b"]
@@ -227,7 +228,7 @@ def test_two_releases_of_one_name_in_two_namespaces_share_no_cluster_role() -> N
         documents = yaml.safe_load_all(render_text({}, namespace=namespace))
         return {d["metadata"]["name"] for d in documents if d and d["kind"] in ("ClusterRole", "ClusterRoleBinding")}
 
-    assert len(unbound("team-a")) == 4
+    assert len(unbound("team-a")) == 5
     assert not unbound("team-a") & unbound("team-b")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dtj_core.plan.node_signs import SickNodeSettings
 from dtj_operator import rbac, settings
 from tests.integration.chart.kit import NAMESPACE, Object, arguments_of, hooks, of_kind, pod, render, rights
 from tests.integration.chart.pss import violations
@@ -234,7 +235,7 @@ def test_metrics_behind_authentication_bring_https_and_the_rights_to_review() ->
 
 
 def test_metrics_without_authentication_bring_no_right_on_reviews() -> None:
-    documents = render({"watchNamespaces": ["team"], "rbac.aggregate": False})
+    documents = render({"watchNamespaces": ["team"], "rbac.aggregate": False, "sickNodes.enabled": False})
     [role] = of_kind(documents, "ClusterRole")
     assert [rule["resources"] for rule in role["rules"]] == [["distributedtrainingruntimes"]]
     assert {secret["type"] for secret in of_kind(documents, "Secret")} == {"Opaque"}
@@ -273,3 +274,23 @@ def test_helm_test_runs_its_job_where_the_operator_serves() -> None:
     [test] = of_kind(documents, "Pod")
     env = {entry["name"]: entry["value"] for entry in test["spec"]["containers"][0]["env"]}
     assert (test["metadata"]["namespace"], env["JOB_NAMESPACE"], env["JOB_IMAGE"]) == (NAMESPACE, "team", "torch:1")
+
+
+def test_sick_nodes_of_the_chart_are_the_operators_own_defaults(tmp_path: Path) -> None:
+    documents = render()
+    assert arguments_of(documents, tmp_path).settings.sick_nodes == SickNodeSettings()
+    [role] = [r for r in of_kind(documents, "ClusterRole") if r["metadata"]["name"].endswith(":nodes")]
+    assert rights(role["rules"]) == rights(rbac.rules(rbac.NODE_RULES))
+    [binding] = [b for b in of_kind(documents, "ClusterRoleBinding") if b["metadata"]["name"].endswith(":nodes")]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+
+
+def test_sick_nodes_follow_the_values_and_without_them_no_node_is_read(tmp_path: Path) -> None:
+    chosen = {"sickNodes.conditions": ["Broken=False"], "sickNodes.cordon": False, "sickNodes.intervalSeconds": 5}
+    found = arguments_of(render(chosen), tmp_path).settings.sick_nodes
+    assert found is not None
+    assert (found.conditions, found.cordon, found.interval_seconds) == (("Broken=False",), False, 5)
+    documents = render({"sickNodes.enabled": False})
+    assert arguments_of(documents, tmp_path).settings.sick_nodes is None
+    granted = {right for role in of_kind(documents, "ClusterRole") for right in rights(role["rules"])}
+    assert not [right for right in granted if right[1] == "nodes"]

@@ -11,6 +11,7 @@ from dtj_operator.metrics import Metrics
 RIGHTS = (
     rbac.RULES
     | rbac.RUNTIME_RULES
+    | rbac.NODE_RULES
     | rbac.ELECTION_RULES
     | rbac.KUEUE_RULES
     | rbac.KUEUE_CLUSTER_RULES

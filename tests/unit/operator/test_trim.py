@@ -9,8 +9,9 @@ import json
 from typing import Any
 
 from dtj_contract import names
+from dtj_core.plan.node_signs import SickNodeSettings, Sign
 from dtj_operator.kube.cache.store import is_same
-from dtj_operator.kube.cache.trim import LAST_APPLIED, trim_job, trim_pod, trim_service, trim_stateful_set
+from dtj_operator.kube.cache.trim import LAST_APPLIED, trim_job, trim_node, trim_pod, trim_service, trim_stateful_set
 
 METADATA: Any = {
     "name": "j-0",
@@ -98,3 +99,32 @@ def test_only_the_version_makes_no_difference() -> None:
     assert is_same(pod, trim_pod({"metadata": METADATA | {"resourceVersion": "8"}}))
     assert not is_same(pod, trim_pod({"metadata": METADATA | {"deletionTimestamp": "t"}}))
     assert not is_same(pod, trim_pod({"metadata": METADATA, "status": {"phase": "Failed"}}))
+
+
+def node(heartbeat: str, status: str = "False", **spec: Any) -> Any:
+    """Returns a node as a kubelet writes it every few minutes."""
+    conditions = [
+        {"type": kind, "status": status, "lastHeartbeatTime": heartbeat, "reason": "r"}
+        for kind in ("Ready", "XidCriticalError")
+    ]
+    images = [{"names": [f"image-{number}"], "sizeBytes": 10**9} for number in range(50)]
+    labels = {f"feature.node.kubernetes.io/cpu-{number}": "true" for number in range(80)}
+    metadata = {"name": "w1", "uid": "u", "resourceVersion": heartbeat, "labels": labels, "managedFields": [{}]}
+    return {"metadata": metadata, "spec": spec, "status": {"conditions": conditions, "images": images}}
+
+
+def test_healthy_node_keeps_its_name_alone_and_a_heartbeat_changes_nothing() -> None:
+    settings = SickNodeSettings()
+    kept = trim_node(node("7"), settings)
+    assert kept == {
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": "w1", "uid": "u", "resourceVersion": "7"},
+    }  # fmt: skip
+    assert is_same(kept, trim_node(node("8"), settings))
+
+
+def test_sick_node_keeps_its_signs() -> None:
+    kept = trim_node(node("7", "True", unschedulable=True), SickNodeSettings())
+    xid = Sign("condition XidCriticalError", "condition XidCriticalError is True (r)")
+    assert (kept["signs"], kept["takesPods"]) == ((xid, Sign("cordon", "it is cordoned")), False)
+    assert is_same(kept, trim_node(node("8", "True", unschedulable=True), SickNodeSettings()))
+    assert not is_same(kept, trim_node(node("9"), SickNodeSettings()))
