@@ -1,4 +1,4 @@
-"""Which nodes are called sick, and in which terms."""
+"""Tests of which nodes are called sick, and in which terms."""
 
 from __future__ import annotations
 

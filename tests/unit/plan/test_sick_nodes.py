@@ -127,7 +127,7 @@ def test_job_leaves_a_sick_node_when_it_may(case: str) -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 7])
 def test_nodes_that_turn_sick_at_once_are_left_one_after_the_other(count: int) -> None:
-    """Each job sees what the others have stored, and waits as long as it is told."""
+    """Each job sees what the others have stored, and waits as long as the decision has it."""
     waiting, begun, now = {f"w{n}" for n in range(count)}, dict[str, float](), NOW + 17.0
     seen = {name: sick() for name in waiting}
     while waiting:
@@ -233,7 +233,7 @@ def test_terminating_pod_shows_the_nodes_own_text_in_the_condition() -> None:
     assert XID.message in found["message"]
 
 
-def test_new_pods_avoid_the_other_sick_nodes_too_but_not_those_that_the_scheduler_avoids() -> None:
+def test_new_pods_avoid_other_sick_nodes_but_no_cordoned_ones() -> None:
     cluster = Cluster()
     cluster.call_sick(w1=sick(), w5=sick(LABEL), w6=sick(CORDON))
     cluster.run(NOW + 5)
