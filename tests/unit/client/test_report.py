@@ -207,7 +207,7 @@ def hostile() -> Evidence:
         "recoveries": [{**recovery(2, 60), "reason": HOSTILE, "source": HOSTILE}],
         "failures": [failure(1, 60, rank=1, reason=HOSTILE, message=HOSTILE, stack=HOSTILE, logTail=HOSTILE)],
         "stragglers": [{"rank": 3, "ratio": 2.5}],
-        "avoidedNodes": [HOSTILE, {"node": HOSTILE, "reason": HOSTILE}],
+        "avoidedNodes": [HOSTILE, {"node": HOSTILE, "reason": HOSTILE, "message": HOSTILE}],
     }
     return evidence(job(2, **status) | {"metadata": {"name": HOSTILE}}, 1, [sample(5, 1, 1, 0.5), sample(50, 9, 1, 2)])
 
@@ -273,14 +273,17 @@ def test_page_shows_the_stack_of_a_hung_rank_and_what_was_decided() -> None:
 def test_page_shows_slow_ranks_avoided_nodes_and_the_source_of_the_state() -> None:
     status = {
         "stragglers": [{"rank": 3, "ratio": 2.46}],
-        "avoidedNodes": [{"node": "n2", "reason": "PodLost", "until": "2026-01-02T00:00:00Z"}],
+        "avoidedNodes": [
+            {"node": "n2", "reason": "PodLost", "until": "2026-01-02T00:00:00Z"},
+            {"node": "n3", "reason": "NodeSick", "message": "it is cordoned"},
+        ],
         "recoveries": [{**recovery(2, 60), "source": "memory"}],
         "progress": {"step": 7, "stepSource": "Optimizer"},
     }
     facts = evidence(job(**status), 1)
     text = page(content(run_of(facts)))
     assert "Slow ranks: rank 3: 2.5x." in text
-    assert "Avoided nodes: n2 (PodLost, until 2026-01-02T00:00:00Z)." in text
+    assert "Avoided nodes: n2 (PodLost, until 2026-01-02T00:00:00Z), n3 (NodeSick, it is cordoned)." in text
     assert "20 steps lost, resumed from memory" in text
     assert "step 7 of the last attempt" in text
 

@@ -41,6 +41,7 @@ class Checks:
             return
         old, uid = live.get("status", {}), metadata["uid"]
         self.history.written(uid, old, new, operator)
+        self._world.detector.status_written(uid, old, new)
         if is_finished(old):
             for kind in (names.COMPLETE, names.FAILED):
                 if find_condition(old, kind) != find_condition(new, kind):

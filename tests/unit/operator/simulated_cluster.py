@@ -27,6 +27,7 @@ class Node:
     def __init__(self, name: str) -> None:
         self.name = name
         self.alive = True
+        self.cordoned = False
 
 
 class Cluster:
@@ -140,7 +141,8 @@ class Cluster:
             return
         taken = [each["spec"].get("nodeName") for each in self.world.api.of(POD.plural)]
         banned = excluded_nodes(pod)
-        rooms = [n for n in self.nodes if n.alive and n.name not in banned and taken.count(n.name) < ROOM]
+        open_nodes = [n for n in self.nodes if n.alive and not n.cordoned and n.name not in banned]
+        rooms = [n for n in open_nodes if taken.count(n.name) < ROOM]
         if not rooms:
             reason = "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector"
             self._set_condition(pod, "PodScheduled", "False", reason="Unschedulable", message=reason)

@@ -40,6 +40,7 @@ class Faults:
         cluster = self._world.cluster
         for node in cluster.nodes:
             cluster.bring_back(node)
+        self._world.detector.stop()
         self._quota_raised()
         self._remove_foreign()
         self.remove_orphans()

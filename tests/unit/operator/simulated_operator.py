@@ -17,7 +17,7 @@ from dtj_operator.agent_proof import Proof
 from dtj_operator.controller import Controller
 from dtj_operator.following.listeners import AgentListeners
 from dtj_operator.kube.cache.cache import Cache
-from dtj_operator.kube.cache.store import Key
+from dtj_operator.kube.cache.store import Key, kinds_for
 from dtj_operator.kube.event_recorder import EventRecorder
 from dtj_operator.kube.executor import PlanExecutor
 from dtj_operator.kube.observer import Observer
@@ -265,7 +265,7 @@ class Operator:
         self.client: Any = Client(world, self)
         self.agents = Agents(world, self)
         self.listeners = Listeners(world, self.agents, lambda key: self.queue.add(key, Priority.CHANGED))
-        self.cache = Cache(self.client, (NAMESPACE,), measures, self._wake)
+        self.cache = Cache(self.client, (NAMESPACE,), measures, self._wake, kinds_for(world.settings))
         self.observer = SimulatedObserver(self.cache, self.client, self.listeners)
         skew = world.rng.choice((0.0, 0.0, world.rng.uniform(-90.0, 90.0)))
         self.wall = lambda: world.wall() + skew

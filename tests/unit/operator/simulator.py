@@ -8,7 +8,7 @@ on an event loop with a virtual clock, and these faults:
     calls         are answered by 409, 429 or 5xx, or by nothing, with the write applied or not
     watches       are up to 15 s late, each on its own; break, expire, or deliver events twice
     agents        are silent, or answer with an old page, an invalid one or another job's
-    pods          are deleted, evicted or crash; nodes are lost; the quota is spent
+    pods          are deleted, evicted or crash; nodes are lost or called sick; the quota is spent
     people        delete, edit or orphan children, take the name, suspend, resume, scale, change, delete
                   and recreate the job
 
@@ -34,6 +34,7 @@ from tests.unit.operator.simulated_agents import Agents
 from tests.unit.operator.simulated_api import ApiServer
 from tests.unit.operator.simulated_checks import Checks
 from tests.unit.operator.simulated_cluster import Cluster
+from tests.unit.operator.simulated_detector import Detector
 from tests.unit.operator.simulated_faults import FAULT_SECONDS, Faults
 from tests.unit.operator.simulated_operator import Operator
 
@@ -229,6 +230,7 @@ class World:
         self.agents = Agents(self)
         self.checks = Checks(self)
         self.faults = Faults(self)
+        self.detector = Detector(self)
         self._changed = asyncio.Event()
         self.api.listeners += [self.cluster.changed, self._watched]
         self.create_job()

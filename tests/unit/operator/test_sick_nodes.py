@@ -92,7 +92,12 @@ def test_job_sees_what_others_have_begun_only_where_it_has_to_decide() -> None:
     left = {"node": "w3", "reason": "NodeSick", "pods": 1, "since": "2026-01-01T00:00:00Z"}
     later = left | {"since": "2026-01-01T00:01:00Z"}
     beside = {"node": "w4", "reason": "NodeSick", "since": "2026-01-01T00:02:00Z"}
-    for name, entries in (("d", [left, beside]), ("e", [later]), ("f", [left | {"reason": "WorkerFailed"}])):
+    for name, entries in (
+        ("d", [left, beside]),
+        ("e", [later]),
+        ("g", [left]),
+        ("f", [left | {"reason": "WorkerFailed"}]),
+    ):
         world.cache.tables[JOB].event(None, "ADDED", job(name, *entries))
     for number, name in enumerate(("w1", "w3")):
         world.see("MODIFIED", node(name, 31 + number, "True"))

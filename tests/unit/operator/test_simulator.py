@@ -28,12 +28,15 @@ def test_simulated_worlds_cover_the_ends_and_faults() -> None:
     """The worlds succeed, fail, time out and restart, and every fault strikes."""
     ends: collections.Counter[str] = collections.Counter()
     strikes: collections.Counter[str] = collections.Counter()
+    moves = 0
     for seed in range(40):
         world = World(seed).run()
         ends.update(world.checks.ended.values())
         strikes.update(world.faults.struck)
+        moves += world.detector.moves
     assert {Reason.SUCCEEDED, Reason.RESTART_BUDGET_SPENT, Reason.DEADLINE_EXCEEDED} <= set(ends), ends
     assert len(strikes) == 20, strikes
+    assert moves > 0, "jobs leave sick nodes"
 
 
 def test_condition_that_changes_to_and_fro_without_a_cause_is_found() -> None:

@@ -98,6 +98,8 @@ DEPARTURES: dict[str, Case] = {
     "jobs have just left another node": ({"begun": {"w8": NOW - 20}}, [], 40),
     "jobs left another node long ago": ({"begun": {"w8": NOW - 61}}, ["w1"], 0),
     "another job leaves this node just now": ({"begun": {"w1": NOW - 20, "w8": NOW - 10}}, ["w1"], 0),
+    "a clock that is behind the last leader's": ({"begun": {"w8": NOW + 30}}, [], 60),
+    "a clock that is behind that of the job's last move": ({"entries": [entry("w8", -30)]}, [], 600),
     "a clock that was set back": ({"begun": {"w8": NOW + 5000}}, ["w1"], 0),
     "two nodes of one job": ({"occupied": {"w1", "w2"}, "sick": ["w1", "w2"]}, ["w1", "w2"], 0),
     "a node whose turn it is": ({"sick": ["w1", "w2"], "now": EVEN}, ["w1"], 0),
@@ -231,6 +233,16 @@ def test_terminating_pod_shows_the_nodes_own_text_in_the_condition() -> None:
     found = condition(cluster.status, "Restarting")
     assert (found["status"], found["reason"]) == ("True", "NodeSick")
     assert XID.message in found["message"]
+
+
+def test_pod_that_leaves_a_sick_node_by_itself_is_no_reason_to_announce_anything() -> None:
+    """A drain cordons the node, and evicts the pod right after."""
+    cluster = Cluster()
+    gone = pod(1, owner=cluster.set_uid, deleted=True)
+    cluster.see(pods=(cluster.observed.pods[0], gone, cluster.observed.pods[2]))
+    cluster.call_sick(w1=sick(CORDON))
+    cluster.run(NOW + 5)
+    assert (cluster.avoided, [each for each in cluster.events if each.reason == "NodeSick"]) == ([], [])
 
 
 def test_new_pods_avoid_other_sick_nodes_but_no_cordoned_ones() -> None:

@@ -194,6 +194,6 @@ def _place(raw: Object) -> str:
 
 
 def _avoided(raw: Object) -> str:
-    details = [text(raw.get("reason")), f"until {raw['until']}" if raw.get("until") else ""]
+    details = [text(raw.get("reason")), text(raw.get("message")), f"until {raw['until']}" if raw.get("until") else ""]
     details.append("used all the same, because no other node has room" if raw.get("lifted") else "")
     return f"{raw.get('node')} ({', '.join(part for part in details if part)})"

@@ -203,9 +203,12 @@ def _until_turn(node: str, believed: Collection[str], health: NodeHealth, now: f
 
 
 def _left(since: float, seconds: float, now: float) -> float:
-    """Returns what is left of `seconds`. A clock that was set back does not add to them."""
+    """Returns what is left of `seconds`.
+
+    The next leader's clock may be behind. One that is far behind was set back, and nothing is left.
+    """
     past = now - since
-    return seconds - past if 0 <= past < seconds else 0.0
+    return seconds - max(past, 0.0) if -seconds < past < seconds else 0.0
 
 
 def _describe(moved: Mapping[str, list[str]], believed: Mapping[str, str]) -> str:
