@@ -19,6 +19,7 @@ from tests.unit.plan.transitions import (
     lost,
     new,
     node_lost,
+    node_silent,
     nothing,
     on_sick_node,
     pending,
@@ -53,6 +54,7 @@ def row(state: Any, cause: Any, *expected: str, seconds: float = 4.0, **spec: An
 AVOIDING = {"avoidNodes": {"afterFailures": 3, "forSeconds": 3600}}
 ROWS = (
     row(unwritten, forming, "Running - False Rendezvous"),
+    row(unwritten, node_silent, "Running - False NodeSilent"),
     row(unwritten, up, "Running - True WorkersRunning"),
     row(unwritten, finished(), "Complete - True AllWorkersSucceeded", "Running - False AllWorkersSucceeded"),
     row(unwritten, all_failed, "Failed - True RestartBudgetSpent", "Running - False RestartBudgetSpent"),

@@ -237,6 +237,14 @@ def unscheduled(world: Recorded) -> None:
     world.see(pods=tuple(pods), agent=None)
 
 
+def node_silent(world: Recorded) -> None:
+    """Shows pods that their node does not begin to start."""
+    pods = [pod(o, owner=world.set_uid, phase="Pending") for o in range(3)]
+    for each in pods:
+        each["metadata"]["creationTimestamp"] = rfc3339(NOW - 90)
+    world.see(pods=tuple(pods))
+
+
 def unsuspend_refused(world: Recorded) -> None:
     unsuspend(world)
     refused(world)
