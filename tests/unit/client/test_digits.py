@@ -5,7 +5,9 @@ The losses equal those of an undisturbed run, to the last bit.
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,3 +66,18 @@ def test_killed_worker_leaves_no_trace_in_the_losses(start: Callable[..., LocalR
         for accuracy in re.findall(r"final step=67 .* accuracy=(\S+)", (rough.run_dir / "demo-0.log").read_text())
     ]
     assert final[0] > 0.8
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_pod_that_terminates_costs_no_step_and_no_budget(start: Callable[..., LocalRun]) -> None:
+    """An eviction and a move away from a sick node send a pod's agent SIGTERM; all ranks then save together."""
+    run = start(job=digits("--step-time-ms", "60"))
+    run.until_step(20)
+    [agent] = [pid for pid in run.agents() if b"DTJ_ORDINAL=1\0" in Path(f"/proc/{pid}/environ").read_bytes()]
+    os.kill(agent, signal.SIGTERM)
+    code, job = run.wait(120)
+    assert code == 0, run.lines()
+    (recovery,) = job["status"]["recoveries"]
+    assert (recovery["lostSteps"], recovery["counted"]) == (0, False)
+    assert recovery["resumedStep"] == recovery["lastStep"] >= 20
