@@ -113,7 +113,7 @@ class System(ABC):
 
 
 PEERS = [{"podSelector": {}}]
-"""Who may reach the agents of a job."""
+"""The peers that may reach the agents of a job."""
 
 
 class Ours(System):
@@ -165,7 +165,7 @@ class Ours(System):
 
 
 class OursWithoutPolicy(Ours):
-    """The same with jobNetworkPolicy.enabled=false."""
+    """This project's operator with jobNetworkPolicy.enabled=false."""
 
     def __init__(self, plane: ControlPlane, *, tuned: bool) -> None:
         super().__init__(plane, tuned=tuned)
