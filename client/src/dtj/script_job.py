@@ -111,9 +111,10 @@ def _without_launcher(run: ScriptRun) -> ScriptRun:
     replicas = int(run.nnodes) if run.nnodes is not None and run.nnodes.isdecimal() else None
     if not run.command or not launcher.find(run.command)[0]:
         return run
-    nodes = launcher.unwrap(run.command, 1)
+    command = [Path(run.command[0]).name, *run.command[1:]]  # whose Python it is makes no difference to dtj run
+    nodes = launcher.unwrap(command, 1)
     count = replicas or (nodes.nodes[1] if nodes is not None and nodes.nodes else 1)
-    found = launcher.unwrap(run.command, count)
+    found = launcher.unwrap(command, count)
     if found is None or found.env or found.command[0] == "sh":
         raise InputError(
             f"{launcher.find(run.command)[0]}: dtj starts the ranks itself, and can't take this launcher out; write the"

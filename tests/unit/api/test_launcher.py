@@ -15,7 +15,7 @@ PYTHON = ["python3", "-u"]
 # name: (command, command of a rank, ranks of each of 2 pods, other fields)
 TAKEN_OUT: dict[str, tuple[str, list[str], int | None, dict[str, Any]]] = {
     "torchrun": ("torchrun --nproc-per-node=4 t.py --lr 1", [*PYTHON, "t.py", "--lr", "1"], 4, {}),
-    "a path, and underscores": ("/opt/bin/torchrun --nproc_per_node 2 t.py", [*PYTHON, "t.py"], 2, {}),
+    "underscores": ("torchrun --nproc_per_node 2 t.py", [*PYTHON, "t.py"], 2, {}),
     "as many as there are GPUs": ("torchrun --nproc-per-node gpu t.py", [*PYTHON, "t.py"], None, {}),
     "as many as the job has": ("torchrun t.py", [*PYTHON, "t.py"], None, {}),
     "numbers of pods": ("torchrun --nnodes=1:4 t.py", [*PYTHON, "t.py"], None, {"nodes": (1, 4)}),
@@ -31,8 +31,11 @@ TAKEN_OUT: dict[str, tuple[str, list[str], int | None, dict[str, Any]]] = {
         "torchrun t.py --nproc-per-node 9", [*PYTHON, "t.py", "--nproc-per-node", "9"], None, {}
     ),
     "python -m": ("python3 -u -m torch.distributed.run --nproc_per_node=2 t.py", [*PYTHON, "t.py"], 2, {}),
+    "the interpreter that has torch": (
+        "/opt/venv/bin/python -m torch.distributed.run t.py", ["/opt/venv/bin/python", "-u", "t.py"], None, {}
+    ),
     "the old name with the environment": (
-        "python -m torch.distributed.launch --use_env t.py", [*PYTHON, "t.py"], None, {}
+        "python -m torch.distributed.launch --use_env t.py", ["python", "-u", "t.py"], None, {}
     ),
     "accelerate": (
         "accelerate launch --num_processes 8 --num_machines 2 --mixed_precision bf16 --cpu t.py",
@@ -69,6 +72,7 @@ STAYS = {
     "no ranks": "torchrun --nproc-per-node=0 t.py",
     "autotuning": "deepspeed --autotuning run t.py",
     "no script": "torchrun --nproc-per-node 2",
+    "a path, whose own first line names the interpreter": "/opt/venv/bin/torchrun t.py",
 }
 
 
@@ -92,14 +96,18 @@ def test_number_of_all_ranks_is_not_divided_among_pods_that_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "argument"),
-    [("python -m torch.distributed.launch", "--local-rank"), ("deepspeed --num_gpus 2", "--local_rank")],
+    ("launcher", "python", "argument"),
+    [
+        ("python -m torch.distributed.launch", "python", "--local-rank"),
+        ("'/opt/my env/bin/python' -m torch.distributed.launch", "'/opt/my env/bin/python'", "--local-rank"),
+        ("deepspeed --num_gpus 2", "python3", "--local_rank"),
+    ],
 )
-def test_argument_with_the_local_rank_is_still_passed(launcher: str, argument: str) -> None:
+def test_argument_with_the_local_rank_is_still_passed(launcher: str, python: str, argument: str) -> None:
     """Both launchers put it in front of the script's own arguments, and some scripts require it."""
-    found = unwrap([*launcher.split(), "a b.py", "--text", "it's $HOME"], replicas=1)
+    found = unwrap([*shlex.split(launcher), "a b.py", "--text", "it's $HOME"], replicas=1)
     assert found is not None
-    text = found.command[2].replace("exec python3 -u", "printf '%s\\n'")
+    text = found.command[2].replace(f"exec {python} -u", "printf '%s\\n'")
     answer = subprocess.run(
         ["sh", "-c", text, *found.command[3:]], capture_output=True, text=True, env={"LOCAL_RANK": "3"}
     )

@@ -70,6 +70,7 @@ def test_ranks_and_backend_follow_from_flags_and_machine_as_with_torchrun(
     ("command", "flags", "replicas", "processes"),
     [
         ("torchrun --nproc-per-node 3 t.py --a", {}, 1, 3),
+        (".venv/bin/torchrun --nproc-per-node 3 t.py --a", {}, 1, 3),
         ("torchrun --nnodes 2 --nproc-per-node 3 t.py --a", {}, 2, 3),
         ("accelerate launch --num_machines 2 --num_processes 8 t.py --a", {}, 2, 4),
         ("python -m torch.distributed.run --nproc_per_node=3 t.py --a", {"nproc": "2", "nnodes": "3"}, 3, 2),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -43,7 +44,7 @@ class Unwrapped:
 def find(command: Sequence[str]) -> tuple[str, list[str]]:
     """Returns the launcher that a command starts, and its arguments; "" if the command starts none."""
     program = posixpath.basename(command[0])
-    if PYTHON.fullmatch(program):
+    if _is_python(program):
         options = [argument for argument in command[1:3] if argument == "-u"]
         rest = list(command[1 + len(options) :])
         if rest[:1] == ["-m"] and len(rest) > 1 and rest[1] in launcher_flags.MODULES:
@@ -56,16 +57,21 @@ def find(command: Sequence[str]) -> tuple[str, list[str]]:
     return (program, list(command[1:])) if program in launcher_flags.TABLES else ("", [])
 
 
+def has_own_interpreter(command: Sequence[str]) -> bool:
+    """Returns whether a launcher is named by its path: its first line then names the Python that has torch."""
+    return "/" in command[0] and not _is_python(command[0])
+
+
 def unwrap(command: Sequence[str], replicas: int | None) -> Unwrapped | None:
     """Returns the command of a rank; None if the command starts no launcher, or one that has to stay.
 
     `replicas`: the number of pods, if that can't change.
 
     A launcher stays where only it acts on a flag, where a flag is unknown, and where the number of its
-    ranks is known in the pod alone.
+    ranks, or its interpreter, is known in the pod alone.
     """
     launcher, arguments = find(command) if command else ("", [])
-    if not launcher:
+    if not launcher or has_own_interpreter(command):
         return None
     own, script = launcher_flags.split(launcher, arguments)
     if not script or any(flag is None or flag.keep or flag.how is How.REFUSED for _, _, flag in own):
@@ -76,7 +82,7 @@ def unwrap(command: Sequence[str], replicas: int | None) -> Unwrapped | None:
     if processes == 0:
         return None
     return Unwrapped(
-        command=_command(launcher, written, values, script),
+        command=_command(launcher, written, values, script, command[0] if _is_python(command[0]) else "python3"),
         launcher=written,
         processes=processes,
         nodes=_nodes(values),
@@ -85,14 +91,14 @@ def unwrap(command: Sequence[str], replicas: int | None) -> Unwrapped | None:
     )
 
 
-def _command(launcher: str, written: str, values: dict[str, str], script: list[str]) -> list[str]:
+def _command(launcher: str, written: str, values: dict[str, str], script: list[str], interpreter: str) -> list[str]:
     if launcher_flags.NO_PYTHON.name in values:
         return script
-    python = ["python3", "-u", *(["-m"] if launcher_flags.MODULE.name in values else [])]
+    python = [interpreter, "-u", *(["-m"] if launcher_flags.MODULE.name in values else [])]
     old = "torch.distributed.launch" in written.split()
     if (launcher == "deepspeed" or old) and not values.keys() & {"no_local_rank", "use_env"}:
         # These two pass the rank to the script as an argument, which some scripts require.
-        text = _PASSES_RANK % (" ".join(python), "--local-rank" if old else "--local_rank")
+        text = _PASSES_RANK % (shlex.join(python), "--local-rank" if old else "--local_rank")
         return ["sh", "-c", text, *script]
     return [*python, *script]
 
@@ -121,6 +127,10 @@ def _nodes(values: dict[str, str]) -> tuple[int, int] | None:
 
 def _has_no_effect(flag: Flag) -> bool:
     return flag.how is How.NOT_CARRIED or flag.name == launcher_flags.RESTARTS.name
+
+
+def _is_python(program: str) -> bool:
+    return PYTHON.fullmatch(posixpath.basename(program)) is not None
 
 
 def _is_number(text: str) -> bool:

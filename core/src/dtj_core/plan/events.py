@@ -46,8 +46,11 @@ def events_for_launcher(spec: Spec) -> Iterator[Event]:
     launch = spec.launch
     if launch is None:
         if spec.written_command and (kept := launcher.find(spec.written_command)[0]):
+            why = "only the launcher can act on its flags"
+            if launcher.has_own_interpreter(spec.written_command):
+                why = "the launcher itself, which is named by its path, knows the interpreter"
             message = (
-                f"{kept} stays in the command, because only the launcher can act on its flags: the agent starts one in"
+                f"{kept} stays in the command, because {why}: the agent starts one in"
                 f" each pod, with {spec.processes} as PET_NPROC_PER_NODE, and restarts all of them together"
             )
             yield _event("Normal", Reason.LAUNCHER_KEPT, message)
