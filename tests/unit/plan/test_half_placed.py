@@ -74,6 +74,15 @@ def test_job_pauses_then_tries_again_and_its_clock_runs_on() -> None:
     assert "activeSeconds" not in world.status
 
 
+def test_clock_runs_on_while_a_quota_refuses_the_next_try() -> None:
+    world = half()
+    started = world.status["startTime"]
+    world.settle(NOW + 121)
+    world.see(pods=(), refusal="exceeded quota")
+    world.settle(NOW + 1000)
+    assert (world.status["reason"], world.status["startTime"]) == ("ChildRefused", started)
+
+
 def test_second_try_holds_its_nodes_again_before_it_lets_go() -> None:
     world = half()
     world.settle(NOW + 121)

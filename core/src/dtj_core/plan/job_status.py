@@ -62,6 +62,13 @@ def reset_between_runs(status: Object, job: Job, now: float) -> Object:
     return status | replica_counts(job, 0)
 
 
+def begin_again(status: Object, job: Job, now: float) -> Object:
+    """Returns `status` of a job whose pods were deleted on purpose, and which is to run again."""
+    if condition_reason(status, names.RUNNING) == Reason.HALF_PLACED:
+        return renew_run(status, job, now)
+    return reset_between_runs(status, job, now) if is_stop_announced(status) else status
+
+
 def renew_run(status: Object, job: Job, now: float) -> Object:
     """Returns `status` of a job whose pods are created again without a pause of the deadline's clock."""
     kept = {key: status[key] for key in ("startTime", "activeSeconds") if key in status}

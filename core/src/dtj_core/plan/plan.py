@@ -43,21 +43,13 @@ from dtj_core.plan import (
 from dtj_core.plan.agent_report import Report, report_from_status
 from dtj_core.plan.conditions import (
     Conditions,
-    condition_reason,
     find_condition,
     is_finished,
     is_true,
     remove_condition,
 )
 from dtj_core.plan.job import Job
-from dtj_core.plan.job_status import (
-    has_started,
-    is_stop_announced,
-    memory_of_run,
-    renew_run,
-    replica_counts,
-    reset_between_runs,
-)
+from dtj_core.plan.job_status import begin_again, has_started, is_stop_announced, memory_of_run, replica_counts
 from dtj_core.plan.model import Apply, Object, Observed, Plan, Settings
 from dtj_core.plan.outcome import JobResult
 from dtj_core.plan.status_throttle import throttle_status_writes
@@ -321,10 +313,7 @@ def _create_or_wait(
 def _create_children(job: Job, observed: Observed, status: Object, conditions: Conditions, settings: Settings) -> Plan:
     """Creates the children. Idempotent: a second time it applies the same objects."""
     lost = has_started(status)
-    if condition_reason(status, names.RUNNING) == Reason.HALF_PLACED:
-        status = renew_run(status, job, conditions.now)
-    elif is_stop_announced(status):
-        status = reset_between_runs(status, job, conditions.now)
+    status = begin_again(status, job, conditions.now)
     phase = running.GroupPhase(
         running=False,
         restarting=lost,
@@ -365,8 +354,7 @@ def _wait_for_matching_operator(job: Job, status: Object, conditions: Conditions
 
 def _set_not_created(job: Job, status: Object, reason: str, message: str, conditions: Conditions) -> Object:
     """Returns `status` of a job that is to run but has no pods, with the reason."""
-    if is_stop_announced(status):
-        status = reset_between_runs(status, job, conditions.now)
+    status = begin_again(status, job, conditions.now)
     if is_true(status, names.SUSPENDED):
         status = conditions.set(status, names.SUSPENDED, False, reason, message)
     phase = running.GroupPhase(running=False, restarting=has_started(status), reason=reason, message=message)
