@@ -117,6 +117,34 @@ def test_look_at_a_job_reads_nothing_from_the_api_server() -> None:
     observing(client, test)
 
 
+ENDED = {"conditions": [{"type": "Complete", "status": "True"}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "evicted", "reads"),
+    [
+        ({}, "False", True),
+        ({}, "True", False),
+        ({"status": ENDED}, "False", False),
+        ({"spec": {"suspend": True}}, "False", False),
+    ],
+)
+def test_flavors_are_read_before_a_start_alone(fields: Any, evicted: str, reads: bool) -> None:
+    """Elsewhere a flavor that was deleted would keep the job from giving its quota back."""
+    client = FakeClient()
+    client.objects["distributedtrainingjobs", "j"] = job() | fields
+    admission = {"podSetAssignments": [{"flavors": {"cpu": "deleted"}}]}
+    admitted = [{"type": "Admitted", "status": "True"}, {"type": "Evicted", "status": evicted}]
+    workload = {"metadata": {"name": "j"}, "status": {"conditions": admitted, "admission": admission}}
+
+    async def test(observer: Observer) -> None:
+        observer._store.workload = lambda key: workload  # type: ignore[method-assign]
+        assert (await look(observer)).flavors == {}, "the planner names what is missing"
+        assert [call[1:] for call in client.calls] == [("resourceflavors", "deleted")] * reads
+
+    observing(client, test)
+
+
 class Hiding(FakeCache):
     """Shows no Service and no StatefulSet, as if they lacked the operator's label."""
 

@@ -93,6 +93,21 @@ def test_admitted_pods_get_the_labels_and_tolerations_of_their_flavor() -> None:
     assert "kueue.x-k8s.io/queue-name" not in world.observed.stateful_set["metadata"]["labels"]
 
 
+def test_admitted_job_waits_for_a_flavor_that_is_gone() -> None:
+    world = Kueue()
+    world.settle(NOW)
+    world.admit()
+    world.see(flavors={})
+    wanted = world.reconcile(NOW + 60)
+    assert wanted is not None
+    assert wanted.requeue_after == 30, "nobody watches flavors"
+    assert "ResourceFlavor reserved" in condition(world.status, "Running")["message"]
+    assert world.observed.stateful_set is None
+    world.see(flavors={"reserved": FLAVOR})
+    world.settle(NOW + 90)
+    assert world.observed.stateful_set is not None
+
+
 def test_repair_keeps_the_placement_although_the_flavor_has_changed() -> None:
     world = Kueue()
     world.run(NOW)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from dtj_core.plan import runtimes
 from dtj_core.plan.conditions import is_finished
 from dtj_core.plan.model import Object, Observed
-from dtj_core.plan.workload import flavors_of, is_admitted
+from dtj_core.plan.workload import flavors_of, is_admitted, is_evicted
 from dtj_operator import errors
 from dtj_operator.following.listeners import AgentListeners
 from dtj_operator.kube.cache.sick_nodes import node_health
@@ -62,7 +62,7 @@ class Observer:
             kueue_served=self._store.serves_workloads(),
             runtime=self._store.runtime(job),
         )
-        if observed.stateful_set is None and observed.workload is not None and is_admitted(observed.workload):
+        if observed.workload is not None and _may_start(job, observed.stateful_set, observed.workload):
             observed = replace(observed, flavors=await self._read_flavors(observed.workload))
         if observed.stateful_set is None and _has_lost_its_set(job, observed.pods):
             self.add_unlabelled(STATEFUL_SET, key)
@@ -78,11 +78,14 @@ class Observer:
         )
 
     async def _read_flavors(self, workload: Object) -> dict[str, Object]:
-        """Returns the flavors of the quota that a job is about to use, by name.
-
-        Called once a run of the pods, right before the StatefulSet is created.
-        """
-        return {name: await self._client.get(FLAVOR, None, name) for name in flavors_of(workload)}
+        """Returns the flavors of the quota that a job is about to use, by name; without those that are gone."""
+        found = {}
+        for name in flavors_of(workload):
+            try:
+                found[name] = await self._client.get(FLAVOR, None, name)
+            except errors.ObjectNotFound:
+                continue
+        return found
 
     async def _with_unlabelled(self, key: Key, observed: Observed) -> Observed:
         found: dict[Resource, Object] = {}
@@ -99,6 +102,17 @@ class Observer:
             stateful_set=found.get(STATEFUL_SET, observed.stateful_set),
             service=found.get(SERVICE, observed.service),
         )
+
+
+def _may_start(job: Object, stateful_set: Object | None, workload: Object) -> bool:
+    """Returns whether the StatefulSet of an admitted job may be created now, with the flavors of its quota.
+
+    A job that stops or has ended keeps its quota for a while, and must give it back without a flavor
+    that somebody has deleted meanwhile.
+    """
+    if stateful_set is not None or job["spec"].get("suspend") or is_finished(job.get("status") or {}):
+        return False
+    return is_admitted(workload) and not is_evicted(workload)
 
 
 def _has_lost_its_set(job: Object, pods: tuple[Object, ...]) -> bool:
