@@ -291,6 +291,20 @@ def test_workload_of_somebody_else_is_left_alone() -> None:
     assert world.workload["metadata"]["uid"] == "x"
 
 
+def test_workload_of_a_deleted_namesake_is_waited_for() -> None:
+    """kubectl delete and kubectl apply of one file: the garbage collector may come later."""
+    world = Kueue()
+    owner = {"kind": "DistributedTrainingJob", "name": "digits", "uid": "earlier"}
+    metadata = {"name": "digits", "uid": "x", "ownerReferences": [owner]}
+    world.see(workload={"kind": "Workload", "metadata": metadata, "spec": {}})
+    world.settle(NOW)
+    assert world.status["reason"] == "Queued"
+    assert "deleted job of the same name" in condition(world.status, "Running")["message"]
+    world.see(workload=None)
+    world.settle(NOW + 2)
+    assert "apply Workload" in world.writes
+
+
 def test_rejected_pod_is_not_queued_again_and_again() -> None:
     world = Kueue()
     world.see(refusal="exceeded quota")

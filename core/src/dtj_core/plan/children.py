@@ -257,8 +257,7 @@ def find_conflict(job: Job, observed: Observed) -> Cause | None:
         if child is None or job.owns(child):
             continue
         name = f"{child.get('kind') or 'an object'} {job.name}"
-        owners = child["metadata"].get("ownerReferences") or ()
-        if any(owner.get("kind") == names.KIND and owner.get("name") == job.name for owner in owners):
+        if is_of_namesake(job, child):
             return Cause(Reason.PODS_PENDING, f"waiting for {name} of a deleted job of the same name to terminate")
         message = f"{name} already exists and does not belong to this job: delete it, or give the job another name"
         return Cause(Reason.CHILD_CONFLICT, message)
@@ -269,6 +268,12 @@ def find_conflict(job: Job, observed: Observed) -> Cause | None:
             message = f"pod {pod['metadata']['name']} was created for a deleted job of the same name: delete the pod"
             return Cause(Reason.CHILD_CONFLICT, message)
     return None
+
+
+def is_of_namesake(job: Job, child: Object) -> bool:
+    """Returns whether an object that is not ours belongs to an earlier job of the same name."""
+    owners = child["metadata"].get("ownerReferences") or ()
+    return any(owner.get("kind") == names.KIND and owner.get("name") == job.name for owner in owners)
 
 
 def undecided_accelerator(job: Job) -> Cause | None:

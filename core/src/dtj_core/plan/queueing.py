@@ -64,6 +64,9 @@ def find_hold(job: Job, observed: Observed, now: float, settings: Settings) -> H
     if found is None:
         return _without_workload(job, observed, settings)
     if not is_owned(found, job.uid):
+        if children.is_of_namesake(job, found):
+            cause = _waits(job, "the Workload of a deleted job of the same name terminates")
+            return Hold(cause=cause, again=suspend.WAIT_SECONDS)
         message = f"Workload {job.name} exists and does not belong to this job: delete it, or give the job another name"
         return Hold(cause=Cause(Reason.CHILD_CONFLICT, message), again=AGAIN_SECONDS)
     if "deletionTimestamp" in found["metadata"]:
