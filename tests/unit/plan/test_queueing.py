@@ -228,6 +228,23 @@ def test_suspended_job_gives_its_quota_back_after_its_pods() -> None:
     assert (world.status["phase"], world.status["reason"]) == ("Pending", "Queued")
 
 
+@pytest.mark.parametrize("suspend", [True, False])
+def test_job_that_leaves_its_queue_gives_its_quota_back(suspend: bool) -> None:
+    world = Kueue()
+    world.run(NOW)
+    assert world.job is not None
+    world.job["spec"]["suspend"] = suspend
+    del world.job["spec"]["queueName"]
+    world.settle(NOW + 50)
+    world.see(pods=())
+    world.settle(NOW + 60)
+    if not suspend:
+        world.see(pods=tuple(pod(o, owner=world.set_uid) for o in range(3)), agent=agent(attempt=2))
+        world.settle(NOW + 70)
+    assert world.writes.count("delete Workload") == 1
+    assert world.observed.workload is None
+
+
 def test_another_number_of_pods_is_queued_again() -> None:
     world = Kueue(elastic={"minReplicas": 2, "maxReplicas": 8})
     world.run(NOW)

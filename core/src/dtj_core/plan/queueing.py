@@ -154,15 +154,23 @@ def hold_job(
 
 
 def while_suspended(job: Job, observed: Observed, settings: Settings) -> tuple[Action, ...]:
-    """Returns how a suspended job gives its quota back, once its last pod is gone."""
-    if not is_queued_by_us(job, observed, settings) or not children.are_gone(job, observed):
+    """Returns how a suspended job gives its quota back, once its last pod is gone.
+
+    Also that of a job whose queueName somebody has removed meanwhile.
+    """
+    if not settings.kueue or not children.are_gone(job, observed):
         return ()
     return _delete(observed, job.uid)
 
 
 def while_active(job: Job, observed: Observed, status: Object, now: float, settings: Settings) -> tuple[Action, ...]:
-    """Returns what Kueue must learn of an admitted job: that its group has begun to train."""
+    """Returns what Kueue must learn of an admitted job: that its group has begun to train.
+
+    A job that has left its queue gives its quota back: it uses none.
+    """
     found = observed.workload
+    if settings.kueue and job.is_renderable and job.spec.queue_name is None:
+        return _delete(observed, job.uid)
     if found is None or not is_queued_by_us(job, observed, settings) or workloads.is_ready(found):
         return ()
     if not is_true(status, names.RUNNING):
