@@ -49,7 +49,7 @@ class MetricsAccess:
     async def decide(self, authorization: str) -> int:
         """Returns the HTTP status of a request."""
         token = authorization.removeprefix(SCHEME).strip()
-        if not authorization.startswith(SCHEME) or not token:
+        if not authorization.startswith(SCHEME) or not token or not token.isascii():
             return UNKNOWN
         key = hashlib.sha256(token.encode()).digest()
         kept = self._known(key)
@@ -83,5 +83,7 @@ class MetricsAccess:
         self._kept.pop(key, None)
         self._kept[key] = (answer, self._now() + KEPT_SECONDS[answer])
         while len(self._kept) > MOST_KEPT:
-            self._kept.popitem(last=False)
+            # A caller with many tokens must not push out the reader's.
+            refused = (other for other, (status, _) in self._kept.items() if status != ALLOWED)
+            del self._kept[next(refused, next(iter(self._kept)))]
         return answer

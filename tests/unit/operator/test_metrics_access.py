@@ -58,7 +58,7 @@ def test_status_is_that_of_the_token_and_its_user() -> None:
     async def test(access: MetricsAccess, reviews: Reviews, clock: Clock) -> None:
         for header, status in {
             "": 401, "Basic reader": 401, "Bearer ": 401, "bearer reader": 401, "Bearer x": 401, "Bearer stranger": 403,
-            "Bearer reader": 200,
+            "Bearer reader": 200, "Bearer \udcff": 401, "Bearer re\u0301ader": 401,
         }.items():  # fmt: skip
             assert await access.decide(header) == status, header
         assert reviews.asked == ["x", "stranger", "reader"], "a request without a token asks nobody"
@@ -95,6 +95,17 @@ def test_flood_of_tokens_is_bounded_in_memory_and_in_requests() -> None:
         assert await access.decide("Bearer reader") == 503, "at once"
         reviews.gate.set()
         assert set(await asyncio.gather(*flood)) == {401}
+
+    decided(test)
+
+
+def test_reader_is_not_forgotten_for_a_flood_of_tokens() -> None:
+    async def test(access: MetricsAccess, reviews: Reviews, clock: Clock) -> None:
+        assert await access.decide("Bearer reader") == 200
+        for number in range(MOST_KEPT + 50):
+            await access.decide(f"Bearer {number}")
+        reviews.fails = True
+        assert await access.decide("Bearer reader") == 200
 
     decided(test)
 
