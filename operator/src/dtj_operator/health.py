@@ -23,15 +23,21 @@ class Certificate:
 
     def __init__(self, folder: Path) -> None:
         self._files = (folder / "tls.crt", folder / "tls.key")
-        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self.context = _server_context()
         self._loaded: object = None
 
     def load(self) -> None:
         """Loads the files if they have changed. Raises OSError (ssl.SSLError is one)."""
         versions = [path.stat().st_mtime_ns for path in self._files]
         if versions != self._loaded:
+            # A key of another certificate would leave the context that serves without any.
+            _server_context().load_cert_chain(*self._files)
             self.context.load_cert_chain(*self._files)
             self._loaded = versions
+
+
+def _server_context() -> ssl.SSLContext:
+    return ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
 
 
 class HealthServer:
@@ -54,6 +60,7 @@ class HealthServer:
         self._alive = alive
         self._ready = ready
         self._runner: web.AppRunner | None = None
+        self._complaint = ""
 
     async def start(self) -> None:
         """Binds the port and serves. Raises OSError if the port is taken, OptionError without a certificate."""
@@ -90,14 +97,22 @@ class HealthServer:
         return web.Response(body=self._metrics(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     def _renew_certificate(self) -> None:
-        """Loads a renewed certificate for the connections that follow."""
+        """Loads a renewed certificate for the connections that follow.
+
+        Called for probes, too: they alone get through when the old certificate has expired.
+        """
         if self._certificate is None:
             return
+        complaint = ""
         try:
             self._certificate.load()
         except OSError as error:
-            logger.warning("the certificate of /metrics can't be renewed: %s", error)
+            complaint = str(error)
+        if complaint and complaint != self._complaint:
+            logger.warning("the certificate of /metrics can't be renewed: %s", complaint)
+        self._complaint = complaint
 
     async def _answer(self, checks: Sequence[Check]) -> web.Response:
+        self._renew_certificate()
         wrong = [problem for problem in (check() for check in checks) if problem is not None]
         return web.Response(text="; ".join(wrong or ["ok"]) + "\n", status=503 if wrong else 200)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import ssl
 import subprocess
 from pathlib import Path
@@ -125,33 +126,65 @@ def make_certificate(folder: Path, name: str) -> None:
     subprocess.run(command, check=True, capture_output=True, timeout=60)
 
 
-def test_port_speaks_https_and_takes_a_renewed_certificate(tmp_path: Path) -> None:
-    make_certificate(tmp_path, "one.svc")
+async def get(port: int, name: str, folder: Path) -> int:
+    context = ssl.create_default_context(cafile=str(folder / "tls.crt"))
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"https://127.0.0.1:{port}/metrics", ssl=context, server_hostname=name) as response,
+    ):
+        return response.status
 
-    async def get(port: int, name: str) -> int:
-        context = ssl.create_default_context(cafile=str(tmp_path / "tls.crt"))
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(f"https://127.0.0.1:{port}/metrics", ssl=context, server_hostname=name) as response,
-        ):
-            return response.status
+
+async def probe(port: int, path: str) -> int:
+    """Asks as the kubelet does, which checks no certificate."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"https://127.0.0.1:{port}{path}", ssl=False) as response,
+    ):
+        return response.status
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/healthz"])
+def test_port_speaks_https_and_takes_a_renewed_certificate(tmp_path: Path, path: str) -> None:
+    """Nobody who checks certificates gets through once the old one has expired, so a probe renews it, too."""
+    make_certificate(tmp_path, "one.svc")
 
     async def main() -> None:
         server = HealthServer(0, lambda: b"", (), (), None, Certificate(tmp_path))
         await server.start()
         try:
-            assert await get(server.port, "one.svc") == 200
+            assert await get(server.port, "one.svc", tmp_path) == 200
             before = (tmp_path / "tls.crt").read_bytes()
             make_certificate(tmp_path, "two.svc")
             assert (tmp_path / "tls.crt").read_bytes() != before
             with pytest.raises(aiohttp.ClientError):  # the first connection after the renewal
-                await get(server.port, "two.svc")
-            async with (
-                aiohttp.ClientSession() as session,
-                session.get(f"https://127.0.0.1:{server.port}/metrics", ssl=False),
-            ):
-                pass
-            assert await get(server.port, "two.svc") == 200
+                await get(server.port, "two.svc", tmp_path)
+            await probe(server.port, path)
+            assert await get(server.port, "two.svc", tmp_path) == 200
+        finally:
+            await server.stop()
+
+    asyncio.run(main())
+
+
+def test_half_renewed_certificate_is_not_taken(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder, name in ((old, "one.svc"), (new, "two.svc")):
+        folder.mkdir()
+        make_certificate(folder, name)
+    trusted = tmp_path / "trusted"
+    shutil.copytree(old, trusted)
+
+    async def main() -> None:
+        server = HealthServer(0, lambda: b"", (), (), None, Certificate(old))
+        await server.start()
+        try:
+            shutil.copy(new / "tls.crt", old)
+            assert await probe(server.port, "/metrics") == 200
+            assert await get(server.port, "one.svc", trusted) == 200, "certificate and key of two pairs"
+            shutil.copy(new / "tls.key", old)
+            assert await probe(server.port, "/metrics") == 200
+            assert await get(server.port, "two.svc", new) == 200
         finally:
             await server.stop()
 
