@@ -32,7 +32,12 @@ MERGED: dict[str, tuple[Object, Object, Object]] = {
     "env by name, with whole entries": (
         {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}, {"name": "B", "value": "1"}]},
         {"env": [{"name": "A", "value": "2"}, {"name": "C", "value": "3"}]},
-        {"env": [{"name": "B", "value": "1"}, {"name": "A", "value": "2"}, {"name": "C", "value": "3"}]},
+        {"env": [{"name": "A", "value": "2"}, {"name": "B", "value": "1"}, {"name": "C", "value": "3"}]},
+    ),
+    "env in the order in which one refers to another": (
+        {"env": [{"name": "ROOT", "value": "/data"}, {"name": "CACHE", "value": "$(ROOT)/cache"}]},
+        {"env": [{"name": "ROOT", "value": "/mine"}]},
+        {"env": [{"name": "ROOT", "value": "/mine"}, {"name": "CACHE", "value": "$(ROOT)/cache"}]},
     ),
     "other lists are replaced": (
         {"tolerations": [{"key": "a"}], "restart": {"rules": [{"action": "Fail", "exitCodes": [1]}]}},

@@ -4,8 +4,8 @@ The merge, which docs/runtimes.md states for users:
 
 - A field of the job wins. Maps are merged by key, at any depth.
 - Lists are replaced, with these exceptions: `env`, `volumes` and `volumeMounts` are merged by name (or mountPath)
-  with whole items; containers and init containers are merged by name, field by field. The trainer container of the
-  runtime is that of the job, whatever their names.
+  with whole items, in the place of the runtime's; containers and init containers are merged by name, field by
+  field. The trainer container of the runtime is that of the job, whatever their names.
 - `checkpoint.volume` and `restart.avoidNodes` are replaced as a whole.
 - A shorthand and the field of the template that it stands for are one field, whoever writes which.
 - `entrypoint` replaces command and args of the runtime's container. processesPerPod and processesFrom replace each
@@ -100,8 +100,9 @@ def _merged(base: Any, own: Any, path: tuple[str, ...]) -> Any:
     if isinstance(base, list) and isinstance(own, list) and path:
         if path[-1] in _ITEMS:
             key = _ITEMS[path[-1]]
-            given = {_key(item, key) for item in own}
-            return [*(item for item in base if _key(item, key) not in given), *own]
+            # In the order of the runtime's, because a variable can only refer to one in front of it.
+            given = {_key(item, key): item for item in own}
+            return list(({_key(item, key): item for item in base} | given).values())
         if path[-1] in _CONTAINERS:
             return _containers(base, own, path)
     return own
