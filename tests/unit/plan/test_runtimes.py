@@ -93,6 +93,17 @@ def test_runtime_that_leaves_a_gap_is_a_condition_and_no_failure() -> None:
     assert "runtime" in look(six_lines(found.status), runtime=gpu()).status, "a change of the runtime cures it"
 
 
+def test_edited_job_that_no_longer_fits_its_runtime_says_so() -> None:
+    mounts = [{"name": "v", "mountPath": "/checkpoints"}]
+    container = {"name": "trainer", "image": "i", "volumeMounts": mounts}
+    stored = taken(gpu(image=None, template={"spec": {"containers": [container]}}))
+    edited = six_lines(stored["status"] | {"conditions": []}, checkpoint={"volume": {"claimName": "c"}})
+    edited["status"]["conditions"] = [{"type": "Suspended", "status": "True", "reason": "JobSuspended", "message": "m"}]
+    condition = next(each for each in look(edited).status["conditions"] if each["type"] == "Stalled")
+    assert "already mounts a volume at checkpoint.mountPath" in condition["message"]
+    assert "DistributedTrainingRuntime gpu" in condition["message"], "nobody looks for another operator"
+
+
 def test_suspended_job_takes_no_runtime() -> None:
     found = look(six_lines(suspend=True), runtime=gpu())
     assert "runtime" not in found.status

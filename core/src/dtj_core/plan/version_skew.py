@@ -29,9 +29,12 @@ def is_user_error(job: Job, observed: Observed, error: InvalidJob) -> bool:
 
 
 def describe(job: Job) -> str:
-    return (
-        f"{job.unreadable}; the CRD and the operator have different versions: install the operator that matches the CRD"
-    )
+    cause = "the CRD and the operator have different versions: install the operator that matches the CRD"
+    runtime = (job.status.get("runtime") or {}).get("name")
+    if runtime is not None:
+        fits = f"the job does not fit its {names.RUNTIME_KIND} {runtime} as status.runtime has it: change the job"
+        cause = f"{fits} while it is suspended; or {cause}"
+    return f"{job.unreadable}; {cause}"
 
 
 def set_stalled(job: Job, status: Object, conditions: Conditions) -> Object:
