@@ -83,10 +83,10 @@ def find_hold(job: Job, observed: Observed, now: float, settings: Settings) -> H
         return _evicted(job, found, now)
     if not workloads.is_admitted(found):
         return Hold(cause=_waits(job, workloads.message_of(found, workloads.QUOTA_RESERVED)))
-    missing = [name for name in workloads.flavors_of(found) if name not in observed.flavors]
-    if missing and not children.has_stateful_set(job, observed):
+    gone = [name for name in workloads.flavors_of(found) if name not in observed.flavors]
+    if gone and not children.has_stateful_set(job, observed):
         # Without its labels and tolerations, the pods would run elsewhere than the quota is.
-        detail = f"ResourceFlavor {', '.join(missing)}, from which it has quota, does not exist"
+        detail = f"ResourceFlavor {', '.join(gone)}, from which it has quota, does not exist"
         return Hold(cause=_waits(job, detail), again=AGAIN_SECONDS)
     return None
 
