@@ -126,7 +126,7 @@ class Ours(System):
     def __init__(self, plane: ControlPlane, *, tuned: bool) -> None:
         super().__init__(plane, tuned=tuned)
         install(plane, sorted((ROOT / "crds").glob("*.yaml")))
-        self.kubeconfig = cluster_account(plane, SYSTEM, self.account, rbac.rules())
+        self.kubeconfig = cluster_account(plane, SYSTEM, self.account, rbac.rules(rbac.RULES | rbac.RUNTIME_RULES))
         own = (SYSTEM, self.account)
         bind(plane, SYSTEM, "election", rbac.rules(rbac.ELECTION_RULES), own)
         bind(plane, CLAIMS, "claims", rbac.claim_rules(claim_name(f"{SYSTEM}/dtj")), own)
