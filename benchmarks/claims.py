@@ -76,6 +76,21 @@ class Scaling(Claim):
         return next((row for row in efficiencies(found.get("trials", [])) if row.ranks == self.ranks), None)
 
 
+def _no_loss(text: str, table: str, arm: str, because: str) -> Claim:
+    """Returns the claim that an arm ends at the loss of the run without compression."""
+    return Claim(
+        text=text,
+        claimed=1.0,
+        page="communication",
+        table=table,
+        arm="none",
+        reference=arm,
+        kind="cost",
+        reached=SAME_LOSS,
+        because=because,
+    )
+
+
 DDP, EACH, ALONE = "torch DDP", "one all-reduce per tensor, after backward", "no communication"
 CLAIMS = (
     Claim(
@@ -132,27 +147,17 @@ CLAIMS = (
         reference=DDP,
         because="a step without any communication is 7.8 times as fast",
     ),
-    Claim(
-        text="Top-K at 1 % costs no accuracy",
-        claimed=1.0,
-        page="communication",
-        table="loss-300",
-        arm="none",
-        reference="topk, 1 %",
-        kind="cost",
-        reached=SAME_LOSS,
-        because="the loss of the GPT after 300 steps of AdamW: 99 % of each gradient arrives late",
+    _no_loss(
+        "Top-K at 1 % costs no accuracy",
+        "loss-300",
+        "topk, 1 %",
+        "the loss of the GPT after 300 steps of AdamW: 99 % of each gradient arrives late",
     ),
-    Claim(
-        text="PowerSGD costs no accuracy",
-        claimed=1.0,
-        page="communication",
-        table="loss-300",
-        arm="none",
-        reference="powersgd, rank 12",
-        kind="cost",
-        reached=SAME_LOSS,
-        because="after 300 steps, with the defaults: rank 12, 100 plain steps, embeddings sent whole",
+    _no_loss(
+        "PowerSGD costs no accuracy",
+        "loss-300",
+        "powersgd, rank 12",
+        "after 300 steps, with the defaults: rank 12, 100 plain steps, embeddings sent whole",
     ),
     Claim(
         text="PowerSGD makes a step 15.9 times as fast, as torch's does with one bucket",
@@ -163,71 +168,36 @@ CLAIMS = (
         reference=DDP,
         because="at 200 Mbit/s with many buckets, where torch's ends on gloo",
     ),
-    Claim(
-        text="PowerSGD costs no accuracy in a longer run",
-        claimed=1.0,
-        page="communication",
-        table="loss-900",
-        arm="none",
-        reference="powersgd, rank 16",
-        kind="cost",
-        reached=SAME_LOSS,
-        because="after 900 steps, with rank 16: the gap grows with the length of the run, and falls with the rank",
+    _no_loss(
+        "PowerSGD costs no accuracy in a longer run",
+        "loss-900",
+        "powersgd, rank 16",
+        "after 900 steps, with rank 16: the gap grows with the length of the run, and falls with the rank",
     ),
-    Claim(
-        text="Top-K at 10 % costs no accuracy once its ratio is annealed",
-        claimed=1.0,
-        page="communication",
-        table="loss-300",
-        arm="none",
-        reference="topk, 10 %, annealed",
-        kind="cost",
-        reached=SAME_LOSS,
-        because="after 300 steps of AdamW, annealed over 120 of them",
+    _no_loss(
+        "Top-K at 10 % costs no accuracy once its ratio is annealed",
+        "loss-300",
+        "topk, 10 %, annealed",
+        "after 300 steps of AdamW, annealed over 120 of them",
     ),
-    Claim(
-        text="8-bit gradients cost no accuracy",
-        claimed=1.0,
-        page="communication",
-        table="loss-300",
-        arm="none",
-        reference="int8",
-        kind="cost",
-        reached=SAME_LOSS,
-        because="after 300 steps",
+    _no_loss("8-bit gradients cost no accuracy", "loss-300", "int8", "after 300 steps"),
+    _no_loss(
+        "1-bit gradients cost no accuracy",
+        "loss-300",
+        "onebit",
+        "after 300 steps, with error feedback and 100 plain steps",
     ),
-    Claim(
-        text="1-bit gradients cost no accuracy",
-        claimed=1.0,
-        page="communication",
-        table="loss-300",
-        arm="none",
-        reference="onebit",
-        kind="cost",
-        reached=SAME_LOSS,
-        because="after 300 steps, with error feedback and 100 plain steps",
+    _no_loss(
+        "local SGD with an exchange every 8 steps costs no accuracy",
+        "loss-300",
+        "local_sgd, every 8",
+        "after 300 steps the ranks' weights have drifted apart",
     ),
-    Claim(
-        text="local SGD with an exchange every 8 steps costs no accuracy",
-        claimed=1.0,
-        page="communication",
-        table="loss-300",
-        arm="none",
-        reference="local_sgd, every 8",
-        kind="cost",
-        reached=SAME_LOSS,
-        because="after 300 steps the ranks' weights have drifted apart",
-    ),
-    Claim(
-        text="DiLoCo with an exchange every 32 steps costs no accuracy",
-        claimed=1.0,
-        page="communication",
-        table="loss-300",
-        arm="none",
-        reference="local_sgd, every 32, DiLoCo",
-        kind="cost",
-        reached=SAME_LOSS,
-        because="after 300 steps: closer than local SGD without the outer step",
+    _no_loss(
+        "DiLoCo with an exchange every 32 steps costs no accuracy",
+        "loss-300",
+        "local_sgd, every 32, DiLoCo",
+        "after 300 steps: closer than local SGD without the outer step",
     ),
     Claim(
         text="hierarchical all-reduce makes a step 3.7 times as fast",
