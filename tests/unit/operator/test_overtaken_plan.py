@@ -9,6 +9,7 @@ import pytest
 
 from dtj_core.plan.model import Apply, Object, Observed, Plan, Settings
 from dtj_operator import errors
+from dtj_operator.kube.executor import Rejected
 from dtj_operator.kube.resources import STATEFUL_SET, Resource
 from tests.unit.operator.fakes import FakeClient, job
 from tests.unit.operator.test_controller import KEY, Shell, client_with
@@ -38,6 +39,17 @@ def test_overtaken_plan_creates_no_stateful_set(stored: Any) -> None:
         execute(client, MADE, job(resourceVersion="7"))
     assert [call for call in client.calls if call[1] in ("statefulsets", "distributedtrainingjobs/status")] == []
     assert CONFIRM in client.calls
+
+
+def test_role_without_the_right_to_get_jobs_is_a_rejection_that_names_it() -> None:
+    """A role that somebody maintains by hand may lack it after an upgrade."""
+    client = client_with(job(resourceVersion="7"))
+    text = 'distributedtrainingjobs "j" is forbidden: User "o" cannot get resource "distributedtrainingjobs"'
+    client.refuse[CONFIRM] = errors.Forbidden(text, status=403, reason="Forbidden")
+    with pytest.raises(Rejected, match='cannot get resource "distributedtrainingjobs"') as caught:
+        execute(client, MADE, job(resourceVersion="7"))
+    assert not caught.value.permanent
+    assert APPLY_SET not in client.calls
 
 
 def test_plan_without_a_stateful_set_reads_nothing() -> None:
