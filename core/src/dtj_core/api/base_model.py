@@ -33,10 +33,13 @@ class Rule:
     sees."""
     field: str | None = None
     """Field that the rule is about, if it is not about the whole object."""
+    message_cel: str | None = None
+    """The message as CEL, where only the API server can name the field."""
 
     def as_crd(self) -> dict[str, Any]:
         path = {"fieldPath": f".{self.field}"} if self.field else {}
-        return {"rule": self.cel, "message": self.message, **path}
+        expression = {"messageExpression": self.message_cel} if self.message_cel else {}
+        return {"rule": self.cel, "message": self.message, **expression, **path}
 
 
 class Model(BaseModel):

@@ -25,7 +25,7 @@ from dtj_core.api.runtime_ref import RuntimeRef
 from dtj_core.api.shorthands import CONTAINERS, trainer_has
 from dtj_core.api.status import Status
 from dtj_core.api.template import find_trainer_container
-from dtj_core.api.update_rules import REPLICAS, checkpoint_is_kept, fixed, immutable, restart_is_kept
+from dtj_core.api.update_rules import REPLICAS, fixed, immutable
 
 __all__ = ["DistributedTrainingJob", "Spec", "find_trainer_container"]
 
@@ -245,31 +245,25 @@ class Spec(Model):
             ),
             field="checkpoint",
         ),
-        *map(
-            immutable,
-            (
-                "spares",
-                "elastic",
-                "runtimeRef",
-                "processesPerPod",
-                "processesFrom",
-                "entrypoint",
-                "image",
-                *shorthands.FIELDS,
-                "queueName",
-                "gang",
-                "template",
-                "warmWorkers",
-                "preload",
-                "kubeflowProgress",
-                "hangDetection",
-                "progressDeadlineSeconds",
-                "successPolicy",
-            ),
+        immutable(
+            "spares",
+            "elastic",
+            "runtimeRef",
+            "processesPerPod",
+            "processesFrom",
+            "entrypoint",
+            "image",
+            *shorthands.FIELDS,
+            "queueName",
+            "gang",
+            "template",
+            "warmWorkers",
+            "preload",
+            "kubeflowProgress",
+            "hangDetection",
+            "progressDeadlineSeconds",
+            "successPolicy",
         ),
-        immutable("backend", default="auto"),
-        checkpoint_is_kept(),
-        restart_is_kept(),
         *REPLICAS,
         *shorthands.RULES,
         fixed("managedBy"),
