@@ -277,3 +277,16 @@ def test_answers_reach_the_cache_before_the_next_plan() -> None:
     assert [answer["metadata"]["name"] for answer in kept[0].answers] == ["j", "j-1", "j"]
     assert kept[0].answers[1] is terminating, "a pod that terminates is still there"
     assert kept[0].gone == ["p2", "p3"]
+
+
+SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "j-agent"}, "data": {}}
+
+
+def test_secret_is_created_and_one_of_an_earlier_run_is_applied() -> None:
+    client = FakeClient()
+    execute(client, Plan(actions=(Apply(body=SECRET),)))
+    assert client.calls == [("create", "secrets", "j-agent")]
+    client = FakeClient()
+    client.refuse["create", "secrets", "j-agent"] = errors.Conflict("already exists", status=409)
+    execute(client, Plan(actions=(Apply(body=SECRET),)))
+    assert client.calls == [("create", "secrets", "j-agent"), ("apply", "secrets", "j-agent")]

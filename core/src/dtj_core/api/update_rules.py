@@ -9,7 +9,6 @@ from dtj_contract import names
 from dtj_core.api.base_model import Rule
 from dtj_core.api.checkpoint import EVERY_STEPS
 
-
 REMEDY = "can't change unless the job is suspended: set spec.suspend to true first, or create a new job"
 
 
@@ -19,7 +18,7 @@ def immutable(*fields: str) -> Rule:
     Of restart and checkpoint it leaves what the operator hands over to running agents: the budget, avoidNodes and
     `keep`.
 
-    It is one rule, whose first comparison ends it for every write of a status. The API server evaluates the rules of
+    One rule, because its first comparison ends it for every write of a status. The API server evaluates the rules of
     the spec at each of these, and builds a map of all fields of the spec whenever CEL reads one: 29 rules, one for
     each field, cost it 2 to 3 ms of CPU a write (benchmarks/operator).
 
