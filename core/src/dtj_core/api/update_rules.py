@@ -40,7 +40,7 @@ def immutable(*fields: str) -> Rule:
     first = "".join(f"!({same}) ? 'spec.{field}' : " for field, same in kept.items())
     return Rule(
         cel=f"self == oldSelf || oldSelf.suspend || ({' && '.join(f'({same})' for same in kept.values())})",
-        message=f"{', '.join(map('spec.{}'.format, kept))} {REMEDY}",
+        message=f"what shapes the pods {REMEDY}",
         message_cel=f"""({first}'spec') + " {REMEDY}\"""",  # a list of all of them exceeds the limit of its cost
         holds=None,
     )
