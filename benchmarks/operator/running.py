@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import statistics
@@ -179,8 +180,13 @@ def beside_silent(jobs: int) -> dict[str, Any]:
 
 
 def large(pods: int) -> dict[str, Any]:
-    """Starts one job of very many pods."""
+    """Starts one job of very many pods.
+
+    The operator gets the processor before the control plane where root runs this: on two cores, its event loop
+    would else be late because others run, and not because it is blocked.
+    """
     with operator() as (plane, system), Agents() as agents, Kubelet(plane, address_of):
+        prefer(system.pid)
         audit = Audit(plane, system.user)
         before = metrics(system)
         cpu = cpu_seconds(system.pid)
@@ -212,6 +218,13 @@ def large(pods: int) -> dict[str, Any]:
             "rss": memory_mib(system.pid),
             "rss_peak": memory_mib(system.pid, "VmHWM"),
         }
+
+
+def prefer(pid: int) -> None:
+    """Lets all threads of a process go before those of others, if root asks for it."""
+    if os.geteuid() == 0:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.setpriority(os.PRIO_PROCESS, int(thread), -20)
 
 
 LAG = re.compile(r'^dtj_event_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)

@@ -267,7 +267,9 @@ def test_runtimes_that_are_not_served_or_not_allowed_stop_no_operator(missing: E
     async def test(cache: Cache, woken: list[Any]) -> None:
         await cache.synced()
         assert server.of(names.RUNTIME_PLURAL) == ["list"]
+        assert not cache.serves_runtimes()
         await asyncio.sleep(3.0)
+        assert cache.serves_runtimes()
         assert server.of(names.RUNTIME_PLURAL) == ["list", "list", "watch 100"], "they are found once they are there"
 
     caching(server, test)

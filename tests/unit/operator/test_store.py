@@ -9,7 +9,7 @@ import pytest
 from dtj_contract import names
 from dtj_operator.kube.cache.store import KINDS, Store, Table
 from dtj_operator.kube.cache.trim import trim_pod
-from dtj_operator.kube.resources import JOB, POD, STATEFUL_SET
+from dtj_operator.kube.resources import JOB, POD, RUNTIME, STATEFUL_SET
 
 KEY = ("ns", "j")
 ADDED, MODIFIED, DELETED = "ADDED", "MODIFIED", "DELETED"
@@ -157,3 +157,17 @@ def test_job_is_known_by_its_own_name_and_its_child_by_the_label() -> None:
     assert [each["metadata"]["name"] for each in store.pods(KEY)] == ["j-0"]
     assert store.jobs() == [store.job(KEY)]
     assert store.child(STATEFUL_SET, ("ns", "k")) is None
+
+
+def test_runtime_wakes_the_jobs_that_refer_to_it_and_have_not_taken_it() -> None:
+    store = Store()
+    taken = {"waits": None, "has": "new", "had another": "old", "refers elsewhere": None}
+    for number, (name, runtime) in enumerate(taken.items()):
+        job = {
+            "metadata": {"namespace": "ns", "name": name, "uid": name, "resourceVersion": str(number + 1)},
+            "spec": {"runtimeRef": {"name": "other" if name == "refers elsewhere" else "new"}},
+            "status": {} if runtime is None else {"runtime": {"name": runtime}},
+        }
+        store.tables[JOB].event(None, "ADDED", job)
+    assert store.tables[RUNTIME].served
+    assert {name for _, name in store.referring_jobs("new")} == {"waits", "had another"}

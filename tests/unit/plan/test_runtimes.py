@@ -84,6 +84,13 @@ def test_missing_runtime_is_a_condition_with_the_field_and_the_cure() -> None:
     assert [event.reason for event in found.events] == ["RuntimeNotFound"]
 
 
+def test_runtimes_that_the_operator_may_not_list_are_not_called_missing() -> None:
+    reason, message = waiting(look(six_lines(), runtimes_served=False))
+    assert reason == "RuntimeNotFound"
+    assert "there is no" not in message
+    assert "the operator can't list distributedtrainingruntimes: apply crds/" in message
+
+
 def test_runtime_that_leaves_a_gap_is_a_condition_and_no_failure() -> None:
     found = look(six_lines(), runtime=gpu(image=None))
     reason, message = waiting(found)

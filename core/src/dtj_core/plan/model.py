@@ -52,6 +52,8 @@ class Observed:
     service: Object | None = None
     runtime: Object | None = None
     """The DistributedTrainingRuntime that the job's spec.runtimeRef names."""
+    runtimes_served: bool = True
+    """Whether the caller can list runtimes: False without their CRD, or without the right."""
     pods: tuple[Object, ...] = ()
     """All pods with the label names.LABEL_JOB of this job, including terminating ones."""
     agent: Object | None = None

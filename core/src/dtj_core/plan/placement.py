@@ -39,11 +39,25 @@ def read_placement(stateful_set: Object) -> Placement:
     try:
         given: Any = json.loads(text) if text else {}
     except ValueError:
-        given = {}  # edited by hand
-    known = {key: given[key] for key in Placement.__dataclass_fields__ if isinstance(given, dict) and key in given}
-    for key in ("tolerations", "gates"):
-        known[key] = tuple(known.get(key) or ())
-    return Placement(**known)
+        given = {}
+    # An edit by hand may leave anything there.
+    known = given if isinstance(given, dict) else {}
+    return Placement(
+        node_selector=_texts(known.get("node_selector")),
+        tolerations=tuple(each for each in _items(known.get("tolerations")) if isinstance(each, dict)),
+        labels=_texts(known.get("labels")),
+        annotations=_texts(known.get("annotations")),
+        gates=tuple(each for each in _items(known.get("gates")) if isinstance(each, str)),
+    )
+
+
+def _texts(value: Any) -> dict[str, str]:
+    """Returns the pairs of a map whose values are texts."""
+    return {key: text for key, text in value.items() if isinstance(text, str)} if isinstance(value, dict) else {}
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def place(template: Object, placement: Placement) -> None:

@@ -65,6 +65,12 @@ def why_not(job: Object, observed: Observed) -> Cause | None:
     if is_taken(job):
         return None
     name = _reference(job).get("name")
+    if observed.runtime is None and not observed.runtimes_served:
+        message = (
+            f"spec.runtimeRef.name: the operator can't list {names.RUNTIME_PLURAL}: apply crds/ of this version, and"
+            f" grant its service account list and watch on {names.RUNTIME_PLURAL}.{names.GROUP} in the cluster"
+        )
+        return Cause(Reason.RUNTIME_NOT_FOUND, message)
     if observed.runtime is None:
         message = (
             f"spec.runtimeRef.name: there is no {names.RUNTIME_KIND} {name}: create it (kubectl get"

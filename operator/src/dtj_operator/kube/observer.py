@@ -61,6 +61,7 @@ class Observer:
             workload=self._store.workload(key),
             kueue_served=self._store.serves_workloads(),
             runtime=self._store.runtime(job),
+            runtimes_served=self._store.serves_runtimes(),
         )
         if observed.workload is not None and _may_start(job, observed.stateful_set, observed.workload):
             observed = replace(observed, flavors=await self._read_flavors(observed.workload))

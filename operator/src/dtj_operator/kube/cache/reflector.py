@@ -100,6 +100,7 @@ class Reflector:
         was_missing = is_missing and self.listed.is_set()
         if is_missing:
             # An older CRD, or no right beyond the namespaces: jobs that need no runtime must not wait for one.
+            self._table.served = False
             self.listed.set()
         self.state.failed(self._clock() - began)
         self._observer.watch_failed(self._kind.resource.plural)

@@ -93,7 +93,7 @@ class Table:
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
         self.served = True
-        """False while the API server does not serve an optional kind."""
+        """False while the API server does not serve an optional kind, or one of the cluster, or does not allow to."""
         self._objects: dict[Key, dict[str, Object]] = {}
         """By job, then by name."""
         self._jobs: dict[Key, str] = {}
@@ -245,6 +245,11 @@ def is_same(one: Object, other: Object) -> bool:
     return first.keys() == second.keys() and all(first[key] == second[key] for key in first if key != "resourceVersion")
 
 
+def _taken_runtime(job: Object) -> str | None:
+    name: str | None = ((job.get("status") or {}).get("runtime") or {}).get("name")
+    return name
+
+
 def _own_key(obj: Object) -> Key:
     return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
 
@@ -266,10 +271,14 @@ class Store:
         name = (job["spec"].get(REF) or {}).get("name")
         return None if name is None else self.tables[RUNTIME].get(("", name))
 
+    def serves_runtimes(self) -> bool:
+        """Returns whether the operator can list runtimes: their CRD is there, and the right is granted."""
+        return self.tables[RUNTIME].served
+
     def referring_jobs(self, runtime: str) -> list[Key]:
-        """Returns the jobs that refer to this runtime and have not taken one."""
-        found = (job for job in self.jobs() if not (job.get("status") or {}).get("runtime"))
-        return [job_key(job) for job in found if (job["spec"].get(REF) or {}).get("name") == runtime]
+        """Returns the jobs that refer to this runtime and have not taken it."""
+        found = (job for job in self.jobs() if (job["spec"].get(REF) or {}).get("name") == runtime)
+        return [job_key(job) for job in found if _taken_runtime(job) != runtime]
 
     def node_table(self) -> NodeTable | None:
         """Returns the table of nodes; None if they are not watched."""
