@@ -26,6 +26,8 @@ class Recorded(World):
     def __init__(self, body: Object) -> None:
         super().__init__(body)
         self.changes: list[str] = []
+        self.unseen: Object | None = None
+        """The StatefulSet that a late watch does not show."""
 
     def _execute(self, step: Any) -> None:
         before = self.status
@@ -85,6 +87,16 @@ def running_again(**spec: Any) -> Recorded:
 def suspended(**spec: Any) -> Recorded:
     world = new(suspend=True, **spec)
     world.settle(NOW)
+    return world
+
+
+def suspended_unseen(**spec: Any) -> Recorded:
+    """Returns a job that was suspended while it ran, and whose children a late watch does not show."""
+    world = running(**spec)
+    world.unseen = world.observed.stateful_set
+    world.see(stateful_set=None, pods=(), agent=None)
+    suspend(world)
+    world.settle(NOW + 3)
     return world
 
 
@@ -307,6 +319,12 @@ def suspend_without_pods(world: Recorded) -> None:
 
 def all_failed(world: Recorded) -> None:
     finished("Failed", reason="RestartBudgetSpent")(world)
+
+
+def seen_failed(world: Recorded) -> None:
+    """Shows the children at last, whose agents have ended."""
+    world.see(stateful_set=world.unseen)
+    all_failed(world)
 
 
 @dataclass(frozen=True)
