@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -210,7 +211,8 @@ def test_every_immutable_field_of_the_spec_is_in_the_shape_table() -> None:
 @pytest.mark.parametrize("field", ["maxRestarts", "windowSeconds"])
 def test_changed_default_restarts_nothing(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stored, child = started()  # without spec.restart
-    monkeypatch.setattr(api, "read", read_with_defaults(**{field: 7}))
+    read = read_with_defaults(**{field: 7})
+    monkeypatch.setattr("dtj_core.plan.job._read", lambda text: read(json.loads(text)).spec)
     assert Job.from_object(stored).spec.restart.model_dump(by_alias=True)[field] == 7
     seen = Observed(stateful_set=child, service=service(), pods=pods(), agent=agent())
     assert plan(stored, seen, NOW, SETTINGS).actions == ()

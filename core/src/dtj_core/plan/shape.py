@@ -83,6 +83,8 @@ def spec_shape(spec: Object) -> str:
 
 def shapes_differ(one: str, other: str, free: Collection[str] = ()) -> bool:
     """Returns whether two shapes differ in a field that both of them know and that is not `free`."""
+    if one == other:
+        return False
     first, second = _fields(one), _fields(other)
     return any(first[path] != second[path] for path in (first.keys() & second.keys()) - set(free))
 
