@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from dtj_contract import agent_status, names
 from dtj_contract.names import Reason
-from dtj_core.plan import container_oom
+from dtj_core.plan import container_oom, mesh
 from dtj_core.plan.agent_report import Report
 from dtj_core.plan.agent_silence import UNREACHABLE_SECONDS
 from dtj_core.plan.conditions import Conditions, find_condition, is_true
@@ -74,9 +74,10 @@ def group_phase(
     blocked = why_not_running(pods, job, refusal, now)
     are_there = may_run_without_some(job, pods) or (blocked is None and why_lost(pods, job) is None)
     if report is None and are_there and silent_seconds >= UNREACHABLE_SECONDS:
-        return _unreachable(job)
+        return _unreachable(job, mesh.hint(pods, now))
     if not has_started(job.status):
         waits = NO_ANSWER_YET if report is None else report.phase_message or FORMING
+        waits += mesh.hint(pods, now)
         cause = blocked or Cause(Reason.RENDEZVOUS, waits)
         return GroupPhase(running=False, restarting=False, reason=cause.reason, message=cause.message)
     if report is None and are_there:
@@ -132,10 +133,12 @@ def with_pause(phase: GroupPhase, reason: str, message: str) -> GroupPhase:
     return replace(phase, running=False, reason=reason, message=message)
 
 
-def _unreachable(job: Job) -> GroupPhase:
+def _unreachable(job: Job, hint: str) -> GroupPhase:
     """Returns the stored phase with another reason: training may well continue unobserved."""
     running, restarting = (is_true(job.status, kind) for kind in (names.RUNNING, names.RESTARTING))
-    return GroupPhase(running=running, restarting=restarting, reason=Reason.AGENT_UNREACHABLE, message=UNREACHABLE)
+    return GroupPhase(
+        running=running, restarting=restarting, reason=Reason.AGENT_UNREACHABLE, message=UNREACHABLE + hint
+    )
 
 
 def _why_restarting(
