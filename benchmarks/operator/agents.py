@@ -3,7 +3,7 @@
     python -m benchmarks.operator.agents    reads commands from standard input, one JSON object a line
 
 `{"job": UID, "address": ADDRESS}` adds a job whose group runs and whose pods have this loopback address;
-`{"fail": UID}` lets a worker fail and the group restart.
+`{"fail": UID}` lets a worker fail and the group restart. With `--still`, no group makes steps.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from tests.integration.controlplane.support import MASTER_KEY
 
 SILENT = "127.0.64.2"
 """An agent here accepts no connection, and answers nothing."""
-BEGAN = 1_790_000_000.0
 TOTAL = 1_000_000
+STILL = "--still"
 
 
 def address_of(name: str) -> str:
@@ -40,7 +40,7 @@ def address_of(name: str) -> str:
 
 
 class Job:
-    """A group that runs since `began`: its step is the number of seconds since then."""
+    """A group that runs since `began`: its step is the number of seconds since then, or 0 with `--still`."""
 
     def __init__(self, uid: str, address: str) -> None:
         self.uid, self.address, self.began = uid, address, time.time()
@@ -52,7 +52,7 @@ class Job:
 
     def page(self) -> bytes:
         now = time.time()
-        step = int(now - self.began)
+        step = 0 if STILL in sys.argv else int(now - self.began)
         progress = {"step": step, "totalSteps": TOTAL, "time": self.began + step, "loss": 2.5 / (1 + step)}
         member = {"node": "node-1", "address": f"{self.address}:29400", "state": "Running"}
         page = {
@@ -151,10 +151,13 @@ async def main() -> None:
 
 
 class Agents:
-    """The process of all agents."""
+    """The process of all agents. `still`: their groups make no steps."""
+
+    def __init__(self, *, still: bool = False) -> None:
+        self._still = still
 
     def __enter__(self) -> Agents:
-        command = [sys.executable, "-m", "benchmarks.operator.agents"]
+        command = [sys.executable, "-m", "benchmarks.operator.agents", *([STILL] if self._still else [])]
         root = Path(__file__).resolve().parents[2]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root)
         assert self._process.stdout is not None

@@ -12,7 +12,7 @@ from benchmarks.operator.peers import JobSet, TrainingOperator
 from benchmarks.operator.systems import Ours, OursWithoutPolicy, System
 
 CREATION, STARTING, SCALE, LISTENING = "creation", "starting", "scale", "listening"
-SILENT, LARGE, LEADERS = "silent", "large", "leaders"
+MANY, SILENT, LARGE, LEADERS = "many", "silent", "large", "leaders"
 SYSTEMS: dict[str, Callable[..., System]] = {
     "ours": Ours,
     "JobSet": JobSet,
@@ -22,6 +22,7 @@ FLOOR = "floor"
 SIZES = (100, 1000, 2000, 5000)
 STARTING_JOBS = 100
 RUNNING = (1000, 2000)
+MOST = 10_000
 PODS = 1024
 
 
@@ -51,6 +52,7 @@ def experiments(jobs: int, trials: int) -> list[Arm]:
         measure = partial(creation.measure, Ours, size, tuned=True, restart=False)
         arms.append(Arm(SCALE, f"{size}", 1, partial(_with, measure, jobs=size)))
     arms += [Arm(LISTENING, f"{size}", 1, partial(running.listening, size)) for size in RUNNING]
+    arms.append(Arm(MANY, f"{MOST}", 1, partial(running.many, MOST)))
     arms.append(Arm(SILENT, "500", trials, partial(running.beside_silent, 500)))
     arms.append(Arm(LARGE, f"{PODS}", trials, partial(running.large, PODS)))
     arms.append(Arm(LEADERS, "20", 1, leaders.ended_at_random))

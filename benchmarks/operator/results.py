@@ -16,6 +16,7 @@ TITLES = {
     "starting": "100 jobs until they run",
     "scale": "More jobs",
     "listening": "Jobs that run, whose agents take a step each second",
+    "many": "Very many jobs that run, whose steps stand still",
     "silent": "New jobs beside silent agents",
     "large": "One job of many pods starts",
     "leaders": "Leaders that end at random under load",
@@ -33,6 +34,7 @@ NOTES = {
     ),
     "scale": "From the first create until every job has its children; the memory has the pods, which are pending.",
     "listening": "The age is how old the progress in a status is before it is written again; the worst of all jobs.",
+    "many": "From the first create until the status of every job shows that it runs; then two minutes of rest.",
     "silent": "The time from the create of one job until its Service, Secret and StatefulSet exist.",
     "large": "The delay of the event loop has the resolution of its metric's buckets.",
     "leaders": "By the control plane's test: no object is lost or made twice, no step of a status goes back.",
@@ -144,6 +146,17 @@ def _listening(rows: Mapping[str, list[Trial]]) -> list[str]:
     return _table(head, out)
 
 
+def _many(rows: Mapping[str, list[Trial]]) -> list[str]:
+    head = ["jobs", "all run s", "CPU of a core", "writes/s", "reads/s", "RSS idle / running / peak MiB", "target"]
+    out = []
+    for arm, trials in rows.items():
+        memory = " / ".join(_cell(trials, name, 0) for name in ("rss_idle", "rss", "rss_peak"))
+        cells = [f"{int(arm):,}", _cell(trials, "seconds", 0), _cell(trials, "cpu", 1, 100) + " %"]
+        cells += [_cell(trials, name) for name in ("writes_per_second", "reads_per_second")]
+        out.append([*cells, memory, _met(_median(trials, "rss_peak"), 1024, "1 GiB")])
+    return _table(head, out)
+
+
 def _silent(rows: Mapping[str, list[Trial]]) -> list[str]:
     out = []
     for arm, trials in rows.items():
@@ -178,6 +191,7 @@ RENDERERS: Mapping[str, Callable[[Mapping[str, list[Trial]]], list[str]]] = {
     "starting": _starting,
     "scale": _scale,
     "listening": _listening,
+    "many": _many,
     "silent": _silent,
     "large": _large,
     "leaders": _leaders,

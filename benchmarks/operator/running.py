@@ -144,6 +144,31 @@ def listening(jobs: int) -> dict[str, Any]:
         return found | {"failure_age_median": statistics.median(delays), "failure_age_worst": max(delays)}
 
 
+def many(jobs: int) -> dict[str, Any]:
+    """Lets very many jobs run whose steps stand still: what they cost while nothing happens."""
+    with operator() as (plane, system), Agents(still=True) as agents, Kubelet(plane, address_of):
+        idle, audit = memory_mib(system.pid), Audit(plane, system.user)
+        with running_times(plane, system) as seen:
+            began = time.time()
+            create_all(plane, lambda name: agents.add(system.create(name)), jobs)
+            wait_until("all jobs run", lambda: sum(n[0] == "b" for n in seen) == jobs, timeout=4 * LONG, every=1.0)
+            took = time.time() - began
+        time.sleep(2 * SETTLE_SECONDS)
+        cpu, start = cpu_seconds(system.pid), time.time()
+        time.sleep(WINDOW_SECONDS)
+        end = time.time()
+        return {
+            "jobs": jobs,
+            "seconds": took,
+            "cpu": (cpu_seconds(system.pid) - cpu) / (end - start),
+            "writes_per_second": len(audit.writes(start, end)) / (end - start),
+            "reads_per_second": len(audit.reads(start, end)) / (end - start),
+            "rss_idle": idle,
+            "rss": memory_mib(system.pid),
+            "rss_peak": memory_mib(system.pid, "VmHWM"),
+        }
+
+
 @contextmanager
 def silence() -> Iterator[None]:
     """Holds the port of an agent that accepts connections and answers nothing."""
