@@ -63,6 +63,8 @@ test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults,
 	  tests/integration/controlplane/on_upgrade.py
 	@DTJ_SPECS=$(or $(SPECS),10000) $(PY) -m pytest -q tests/integration/controlplane/test_conformance.py
 	@$(MAKE) --no-print-directory test-oldest
+	@$(MAKE) --no-print-directory cluster-ready
+	@$(PY) -m pytest -q tests/e2e/on_clean_ground.py
 	@./hack/test_long.sh
 	@./hack/frameworks.sh
 
