@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from hack.cluster import baseimage, cluster, gobuild
+from hack.cluster import baseimage, cluster, gobuild, policies
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.shell import ProvisionError
 from hack.cluster.versions import CLIENTS, CONTROL_PLANE, PARTNERS, TOOLS
@@ -39,6 +39,10 @@ def _parser() -> argparse.ArgumentParser:
     down.add_argument("--purge", action="store_true", help="remove the registry's images and the shared directory too")
     commands.add_parser("env", help="print the exports: KUBECONFIG and PATH")
     commands.add_parser("heal-network", help="restore routes after node containers were stopped and started")
+    enforcement = commands.add_parser(
+        "policies", help="enforce NetworkPolicies, or stop to; a new cluster whose network is ours enforces none"
+    )
+    enforcement.add_argument("state", choices=("on", "off"))
     programs = commands.add_parser("bin", help="print the folder of these programs; build those that are missing")
     programs.add_argument(
         "names", nargs="*", metavar="NAME", help=f"default: {' '.join(dict.fromkeys(CONTROL_PLANE + CLIENTS))}"
@@ -61,6 +65,8 @@ def _run(options: argparse.Namespace) -> None:
             print(cluster.environment())
         case "heal-network":
             cluster.heal_network()
+        case "policies":
+            policies.on() if options.state == "on" else policies.off()
         case "bin":
             names = options.names or dict.fromkeys(CONTROL_PLANE + CLIENTS)
             unknown = sorted(set(names) - set(TOOLS) - set(PARTNERS))

@@ -57,6 +57,8 @@ def bin_folder(names: Iterable[str]) -> Path:
 
 def _key(tool: Tool) -> str:
     recipe = [tool.module, tool.version, tool.package, tool.tags, tool.stamps, tool.main, tool.staging]
+    # Only where there are any, so that the other programs keep their keys.
+    recipe += [tool.requires] if tool.requires else []
     return cache.key(RECIPE, platform.system(), platform.machine(), recipe)
 
 
@@ -95,6 +97,7 @@ def go_mod(tool: Tool, theirs: str) -> str:
     lines = [f"module dtj.local/{tool.name}", f"go {version.group(1) if version else '1.24'}"]
     if tool.module:
         lines.append(f"require {tool.module} {tool.version}")
+        lines += [f"require {name} {version}" for name, version in tool.requires]
     if tool.staging:
         staged = sorted(set(re.findall(r"^\s+(k8s\.io/\S+) v0\.0\.0$", theirs, re.MULTILINE)))
         lines += [f"replace {name} => {name} {tool.staging}" for name in staged]

@@ -1,7 +1,7 @@
 """The pod network of a cluster without a network daemon: one bridge-less veth per pod, and a route to every other node.
 
 Replaces the kindnet of plain kind. Runs once after creation, and again after a node container was stopped and started:
-such a container has lost its routes and may have another address. NetworkPolicy is not enforced.
+such a container has lost its routes and may have another address. policies.py enforces NetworkPolicies, on demand.
 """
 
 from __future__ import annotations

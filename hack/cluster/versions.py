@@ -15,6 +15,7 @@ COREDNS = "1.14.7"
 KIND = "0.33.0"
 DEBIAN = "bookworm"
 KUEUE = "0.17.0"
+KUBE_ROUTER = "2.1.0"
 # The toolchain to download where `go` on PATH is missing or older than Kubernetes requires.
 GO_MINIMUM = (1, 26)
 GO_TOOLCHAIN = "1.26.6"
@@ -36,6 +37,8 @@ class Tool:
     main: str = ""
     # Version of the staging modules, which the module requires at v0.0.0.
     staging: str = ""
+    # Modules at later versions than the module requires.
+    requires: tuple[tuple[str, str], ...] = ()
 
 
 def _kubernetes(name: str) -> Tool:
@@ -207,6 +210,15 @@ PARTNERS = {
     tool.name: tool
     for tool in (
         Tool("kueue", "sigs.k8s.io/kueue", f"v{KUEUE}", ".", main=(_PROGRAMS / "kueue.go").read_text()),
+        Tool(
+            "kube-router",
+            "github.com/cloudnativelabs/kube-router/v2",
+            f"v{KUBE_ROUTER}",
+            ".",
+            main=(_PROGRAMS / "kube_router.go").read_text(),
+            # Its own client is of Kubernetes 1.29.
+            requires=(("k8s.io/client-go", "v0.36.3"),),
+        ),
         Tool("kstatus", "sigs.k8s.io/cli-utils", "v0.37.2", ".", main=(_PROGRAMS / "kstatus.go").read_text()),
     )
 }

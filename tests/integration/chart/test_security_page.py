@@ -27,8 +27,10 @@ def test_table_of_rights_is_the_charts_role() -> None:
     assert not {verb for _, verb in granted} & {"bind", "escalate", "impersonate", "*"}
 
 
-def test_policy_of_the_page_selects_by_the_label_of_the_planner() -> None:
-    [text] = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    policy = yaml.safe_load(text)
-    assert policy["spec"]["podSelector"] == {"matchLabels": {names.LABEL_JOB: "digits"}}
-    assert policy["spec"]["ingress"][0]["ports"], "a rule without ports would open torch's own"
+def test_policies_of_the_page_select_by_the_label_of_the_planner() -> None:
+    """tests/e2e/test_network.py runs a job under the second one."""
+    opening, egress = (yaml.safe_load(text)["spec"] for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))
+    assert opening["podSelector"] == {"matchLabels": {names.LABEL_JOB: "digits"}}
+    assert opening["ingress"][0]["ports"], "a rule without ports would open torch's own"
+    assert egress["podSelector"] == {"matchExpressions": [{"key": names.LABEL_JOB, "operator": "Exists"}]}
+    assert egress["egress"][0] == {"to": [{"podSelector": egress["podSelector"]}]}

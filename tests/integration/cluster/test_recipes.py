@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hack.cluster import cache, gobuild, kind, network, nodeparts, runc_wrapper, toolchain
+from hack.cluster import cache, gobuild, kind, network, nodeparts, policies, runc_wrapper, toolchain
 from hack.cluster.shell import ProvisionError, run, wait_for
-from hack.cluster.versions import GO_TOOLCHAIN, TOOLS, Tool
+from hack.cluster.versions import GO_TOOLCHAIN, PARTNERS, TOOLS, Tool
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +110,19 @@ def test_go_mod_replaces_staging_modules_and_no_others() -> None:
 
 def test_go_mod_of_our_own_program_requires_no_module() -> None:
     assert "require" not in gobuild.go_mod(Tool("pause", "", "v1", "."), "")
+
+
+def test_go_mod_requires_later_versions_where_a_tool_names_them() -> None:
+    made = gobuild.go_mod(PARTNERS["kube-router"], "go 1.21\n")
+    assert [line.split()[1] for line in made.splitlines() if line.startswith("require")] == [
+        "github.com/cloudnativelabs/kube-router/v2",
+        "k8s.io/client-go",
+    ]
+
+
+def test_firewall_of_the_nodes_only_reads_the_api() -> None:
+    [role] = [each for each in policies.objects("image:1") if each["kind"] == "ClusterRole"]
+    assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
 
 
 def test_go_toolchain_is_pinned_for_both_architectures() -> None:
