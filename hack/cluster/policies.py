@@ -25,7 +25,9 @@ ENTRYPOINT ["kube-router"]
 # The last rule of a complete sync: what passed all policies is accepted by its mark.
 _SYNCED = "iptables -S KUBE-ROUTER-FORWARD | grep -q 0x20000"
 _CHAINS = "KUBE-ROUTER-|KUBE-POD-FW-|KUBE-NWPLCY-"
-# Deletes single rules instead of restoring a whole table, because kube-proxy may change the same table meanwhile.
+_SETS = "^(KUBE-(SRC|DST)-|TMP-)"
+# Prints what is left. Deletes single rules, because kube-proxy may change the table between a save and a restore of
+# all of it.
 _CLEAN = f"""
 rules=$(iptables-save -t filter)
 {{
@@ -35,9 +37,9 @@ rules=$(iptables-save -t filter)
   echo "$rules" | sed -nE 's/^:(({_CHAINS})[^ ]*) .*/-X \\1/p'
   echo COMMIT
 }} | iptables-restore --noflush
-for set in $(ipset list -n | grep -E '^(KUBE-(SRC|DST)-|TMP-)'); do ipset destroy "$set"; done
+for set in $(ipset list -n | grep -E '{_SETS}'); do ipset destroy "$set"; done
 iptables-save | grep -E '{_CHAINS}' || true
-ipset list -n
+ipset list -n | grep -E '{_SETS}' || true
 """
 
 

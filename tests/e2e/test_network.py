@@ -54,8 +54,17 @@ print(urllib.request.urlopen(f"http://{sys.argv[1]}/metrics", timeout=5).read().
 """
 IDLE = ("python3", "-c", "import signal; signal.pause()")
 SCRAPER = {"app.kubernetes.io/name": "prometheus"}
-# Some minutes, so that a busy machine is done with its questions before the job is.
-LONG_ARGS = ["1500" if before == "--step-time-ms" else arg for before, arg in itertools.pairwise(["", *DIGITS_ARGS])]
+
+
+def training(epochs: int, step_ms: int) -> Object:
+    """Returns the entrypoint of the suite's job with other numbers. An epoch has 60 steps."""
+    other = {"--epochs": str(epochs), "--step-time-ms": str(step_ms)}
+    args = [other.get(before, arg) for before, arg in itertools.pairwise(["", *DIGITS_ARGS])]
+    return {"module": "dtj_trainer.examples.digits", "args": args}
+
+
+# Slow enough that a busy machine is done with its questions before the job is.
+SLOW = training(epochs=1, step_ms=300)
 
 
 def plain_pod(name: str, image: str, labels: dict[str, str], *command: str) -> Object:
@@ -142,8 +151,8 @@ def enforced(elsewhere: Kubectl, stranger: Caller, images: dict[str, str]) -> No
 def walled(enforced: None, shared_root: Path, images: dict[str, str]) -> Iterator[Job]:
     """Returns a job of two pods that trains for as long as these tests ask questions."""
     kubectl = make_namespace(f"walled-{uuid.uuid4().hex[:4]}", shared_root)
-    entrypoint = {"module": "dtj_trainer.examples.digits", "args": LONG_ARGS}
-    job = job_factory(kubectl, shared_root, images)("walled", replicas=2, entrypoint=entrypoint).create()
+    long = training(epochs=4, step_ms=1500)
+    job = job_factory(kubectl, shared_root, images)("walled", replicas=2, entrypoint=long).create()
     job.until_step(1)
     yield job
     drop_namespace(kubectl, shared_root)
@@ -185,8 +194,7 @@ def undisturbed(status: Any) -> bool:
 def test_job_completes_while_strangers_reach_none_of_its_ports(
     make_job: Callable[..., Job], stranger: Caller, neighbour: Caller
 ) -> None:
-    slow = ["300" if before == "--step-time-ms" else arg for before, arg in itertools.pairwise(["", *DIGITS_ARGS])]
-    job = make_job(replicas=2, entrypoint={"module": "dtj_trainer.examples.digits", "args": slow}).create()
+    job = make_job(replicas=2, entrypoint=SLOW).create()
     job.until_step(1)
     places = listening(job)
     assert set(agents(job)) < set(places), "the rendezvous and gloo listen, too"
@@ -222,12 +230,12 @@ def test_scraper_with_the_charts_label_reaches_the_agents_port_alone(
 def test_deleted_pod_comes_back_under_another_address_and_the_group_forms_again(
     make_job: Callable[..., Job], ordinal: int
 ) -> None:
-    job = make_job().create()
-    job.until_step(50)
+    job = make_job(entrypoint=SLOW).create()
+    job.until_step(20)
     name = f"digits-{ordinal}"
     before = job.pods()[name]["status"]["podIP"]
     job.kubectl("delete", "pod", name, "--wait=false", "--grace-period=1")
-    job.until_step(60, attempt=2)
+    job.until_step(30, attempt=2)
     after = job.pods()[name]["status"]["podIP"]
     assert after != before
     status = job.wait("Complete", 240)["status"]
@@ -236,8 +244,8 @@ def test_deleted_pod_comes_back_under_another_address_and_the_group_forms_again(
 
 
 def test_killed_worker_is_restarted_in_place(make_job: Callable[..., Job]) -> None:
-    job = make_job().create()
-    job.until_step(50)
+    job = make_job(entrypoint=SLOW).create()
+    job.until_step(20)
     job.kubectl("exec", "digits-1", "-c", "trainer", "--", "python3", "-c", KILL_WORKER)
     status = job.wait("Complete", 240)["status"]
     assert status["restarts"] == {"total": 1, "inPlace": 1, "pod": 0, "counted": 1}
@@ -248,7 +256,7 @@ def test_namespace_that_denies_all_by_default_needs_the_egress_of_the_docs(
 ) -> None:
     [egress] = [p for p in page_policies() if p["spec"]["policyTypes"] == ["Egress"]]
     kubectl.apply(policy("default-deny", {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}), egress)
-    status = make_job(replicas=2).create().wait("Complete", 240)["status"]
+    status = make_job(replicas=2, entrypoint=SLOW).create().wait("Complete", 240)["status"]
     assert undisturbed(status), status
 
 
