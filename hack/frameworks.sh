@@ -13,7 +13,9 @@ if [ "$(cat $here/.stamp 2>/dev/null || true)" != "$stamp" ]; then
         $below/bin/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))'
     done > "$site/below.pth"
     $here/bin/pip install --quiet --disable-pip-version-check transformers==5.24.0 requests
-    $here/bin/pip install --quiet --disable-pip-version-check --no-deps kubeflow==0.5.0
+    $here/bin/pip install --quiet --disable-pip-version-check --no-deps kubeflow==0.5.0 kubeflow-trainer-api==2.3.0 \
+        kubeflow-katib-api==0.19.0 deepspeed==0.19.8 hjson==3.1.0 py-cpuinfo==9.0.0 ninja==1.13.2 msgpack==1.2.4 \
+        einops==0.8.2
     echo "$stamp" > $here/.stamp
 fi
 exec $here/bin/python -m pytest -q tests/frameworks/on_frameworks.py "$@"

@@ -17,7 +17,9 @@ import pytest
 import yaml
 
 SCRIPT = Path(__file__).with_name("scripts.py")
-FRAMEWORKS = ("plain", "transformers", "accelerate", "lightning")
+BARE = ("plain", "fsdp2")
+"""Scripts of torch alone."""
+FRAMEWORKS = (*BARE, "deepspeed", "transformers", "accelerate", "lightning")
 RUN = (sys.executable, "-m", "dtj.main", "run", "--plain", "-o", "json")
 LIMIT = 900
 pytestmark = pytest.mark.timeout(3 * LIMIT)
@@ -27,7 +29,7 @@ STEPS = 24
 @pytest.fixture(params=FRAMEWORKS)
 def framework(request: pytest.FixtureRequest) -> str:
     name = str(request.param)
-    if name != "plain" and importlib.util.find_spec(name) is None:
+    if name not in BARE and importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed: hack/frameworks.sh installs it")
     return name
 

@@ -82,6 +82,70 @@ def plain(folder: Path) -> None:
     dist.destroy_process_group()
 
 
+def fsdp2(folder: Path) -> None:
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo")
+    model, step = Net(), 0
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    saves = sorted(folder.glob("saved-*/.metadata"), key=lambda path: int(path.parent.name.partition("-")[2]))
+    if saves:
+        weights, moments = get_state_dict(model, optimizer)
+        state = {"model": weights, "optimizer": moments}
+        dcp.load(state, checkpoint_id=saves[-1].parent)
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        step = int(saves[-1].parent.name.partition("-")[2])
+    rows = Rows()
+    while step < STEPS:
+        row = rows[(2 * step + RANK) % len(rows)]
+        optimizer.zero_grad()
+        model(row["x"][None], row["labels"][None])["loss"].backward()
+        optimizer.step()
+        step += 1
+        if step % 6 == 0:
+            weights, moments = get_state_dict(model, optimizer)
+            dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=folder / f"saved-{step}")
+        maybe_die(step)
+    whole = Net()
+    whole.load_state_dict({name: value.full_tensor() for name, value in model.state_dict().items()})
+    finish(folder, whole, step)
+    dist.destroy_process_group()
+
+
+def deepspeed(folder: Path) -> None:
+    import deepspeed
+
+    deepspeed.init_distributed(dist_backend="gloo")
+    model = Net()
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": 1},
+        "zero_allow_untested_optimizer": True,
+    }
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    step = 0
+    if (folder / "latest").exists():
+        _, state = engine.load_checkpoint(str(folder))
+        step = state["step"]
+    rows = Rows()
+    while step < STEPS:
+        row = rows[(2 * step + RANK) % len(rows)]
+        engine.backward(engine(row["x"][None], row["labels"][None])["loss"])
+        engine.step()
+        step += 1
+        if step % 6 == 0:
+            engine.save_checkpoint(str(folder), client_state={"step": step})
+        maybe_die(step)
+    finish(folder, engine.module, step)
+    torch.distributed.destroy_process_group()
+
+
 def transformers(folder: Path) -> None:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
