@@ -45,7 +45,9 @@ helm test dtj -n dtj-system
 
 Kubernetes 1.30 or later is required.
 No image is published: `image.registry` names [where you pushed yours](../../README.md#on-a-cluster).
-`helm test` runs a job of two pods to `Complete`.
+`helm test` runs a job of two pods to `Complete`, prints what it saw, and leaves nothing behind.
+A failed test leaves its pod, whose log is printed too; the next test replaces the pod.
+Older versions of Helm print no log; `--logs` finds no pod after a test that succeeded.
 An unknown value is rejected, with its name.
 
 {wishes}
