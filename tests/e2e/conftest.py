@@ -10,6 +10,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,11 @@ NODE_SHARED = "/var/lib/dtj-shared"
 
 # The main job of this suite: 3 ranks, 239 steps. Every undisturbed run has the same losses.
 DIGITS_ARGS = ["--epochs", "4", "--batch-size", "24", "--seed", "7", "--step-time-ms", "40", "--log-every", "1"]
+
+
+def slowed(milliseconds: int) -> list[str]:
+    """Returns the arguments of the same training with longer steps."""
+    return [str(milliseconds) if last == "--step-time-ms" else arg for last, arg in pairwise(["", *DIGITS_ARGS])]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

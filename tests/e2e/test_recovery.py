@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.e2e.conftest import DIGITS_ARGS
+from tests.e2e.conftest import slowed
 from tests.e2e.kit import Job, Kubectl, Object, leader, steps_by_attempt
 
 EVERY = 20  # checkpoint.everySteps of the suite's job
@@ -80,8 +80,7 @@ def test_operator_killed_mid_run_and_during_a_restart_changes_nothing(
 ) -> None:
     # Slow enough that the run outlasts the start of another operator, which takes 10 s on a busy
     # machine.
-    slow = ["150" if before == "--step-time-ms" else arg for before, arg in itertools.pairwise(["", *DIGITS_ARGS])]
-    job = make_job(entrypoint={"module": "dtj_trainer.examples.digits", "args": slow}).create()
+    job = make_job(entrypoint={"module": "dtj_trainer.examples.digits", "args": slowed(150)}).create()
     job.until_step(30)
     kill_operator(operator)
     job.until_step(50)
