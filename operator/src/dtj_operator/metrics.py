@@ -25,6 +25,36 @@ RESULTS = ("success", "requeue", "conflict", "error", "bug", "gone")
 KINDS = {"inPlace": "InPlace", "pod": "Pod"}
 REASONS = {value for name, value in vars(names.Reason).items() if name.isupper()}
 OTHER = "Other"  # a pod's reason outside our list
+BROKEN = (
+    names.Reason.WORKER_FAILED,
+    names.Reason.OOM_KILLED,
+    names.Reason.POD_LOST,
+    names.Reason.POD_DELETED,
+    names.Reason.POD_EVICTED,
+    names.Reason.POD_REJECTED,
+    names.Reason.PREEMPTED,
+    names.Reason.NODE_LOST,
+    names.Reason.AGENT_CRASHED,
+    names.Reason.AGENT_TERMINATED,
+    names.Reason.CONNECTION_LOST,
+    names.Reason.WORKER_STUCK,
+    names.Reason.WORKER_HUNG,
+    names.Reason.NO_SIGN_OF_LIFE,
+    names.Reason.NODE_SICK,
+    OTHER,
+)
+MOVED = (names.Reason.NODE_AVOIDED, names.Reason.SPARE_USED, names.Reason.GROUP_SHRUNK, names.Reason.GROUP_GROWN)
+FAILED_BECAUSE = (
+    names.Reason.RESTART_BUDGET_SPENT,
+    names.Reason.NO_PROGRESS,
+    names.Reason.RESTART_RULE,
+    names.Reason.FILE_NOT_FOUND,
+    names.Reason.RENDEZVOUS_TIMEOUT,
+    names.Reason.DEADLINE_EXCEEDED,
+    names.Reason.STARTUP_DEADLINE_EXCEEDED,
+    *sorted(names.PERMANENT),
+    OTHER,
+)
 
 _FAST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _LAG = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
@@ -115,7 +145,7 @@ class Metrics:
         self._begin_series()
 
     def _begin_series(self) -> None:
-        """Shows the known series at 0: one that appears with its first count would hide that count from rate()."""
+        """Shows the known series at 0: increase() and rate() miss the count with which a series appears."""
         for result in RESULTS:
             self.reconcile.labels(result)
         for result in agent_client.RESULTS:
@@ -128,9 +158,13 @@ class Metrics:
             self.recovery_seconds.labels(part)
         for reason in (names.Reason.SUCCEEDED, names.Reason.RANK_0_SUCCEEDED):
             self.finished.labels(names.COMPLETE, reason)
-        spent = (names.Reason.RESTART_BUDGET_SPENT, names.Reason.FILE_NOT_FOUND, names.Reason.DEADLINE_EXCEEDED)
-        for reason in (*spent, names.Reason.STARTUP_DEADLINE_EXCEEDED, *sorted(names.PERMANENT)):
+        for reason in FAILED_BECAUSE:
             self.finished.labels(names.FAILED, reason)
+        for reason in (*BROKEN, *MOVED):
+            for kind in KINDS.values():
+                self.restart_reasons.labels(kind, reason)
+        for reason in BROKEN:
+            self.nodes_avoided.labels(reason)
 
     def text(self) -> bytes:
         """Returns the metrics in the exposition format."""

@@ -31,6 +31,10 @@ def test_series_used_by_alerts_exist_from_the_start() -> None:
         "dtj_jobs_finished_total{reason=RestartBudgetSpent,result=Failed}",
         "dtj_job_restarts_total{kind=InPlace}",
         "dtj_job_recovery_seconds_count{phase=rendezvous}",
+        "dtj_jobs_finished_total{reason=NoProgress,result=Failed}",
+        "dtj_job_restart_reasons_total{kind=InPlace,reason=WorkerFailed}",
+        "dtj_job_restart_reasons_total{kind=Pod,reason=GroupShrunk}",
+        "dtj_job_nodes_avoided_total{reason=NodeSick}",
     ):
         assert found[name] == 0
 
