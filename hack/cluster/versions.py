@@ -60,6 +60,8 @@ def _kubernetes(name: str) -> Tool:
         "k8s.io/kubernetes",
         f"v{KUBERNETES}",
         f"k8s.io/kubernetes/cmd/{name}",
+        # Up to 1.30 they have the clients of four clouds, which take longer to compile than all the rest.
+        tags=("providerless",) if int(minor) <= 30 else (),
         stamps=tuple(stamps),
         staging="v0." + KUBERNETES.split(".", 1)[1],
     )
@@ -80,6 +82,12 @@ def _containerd(name: str) -> Tool:
 def _cni(name: str, folder: str) -> Tool:
     module = "github.com/containernetworking/plugins"
     return Tool(name, module, "v1.9.1", f"{module}/plugins/{folder}/{name}")
+
+
+def _prometheus(name: str) -> Tool:
+    module = "github.com/prometheus/prometheus"
+    # No service discovery: the clients of all clouds are most of what would be compiled.
+    return Tool(name, module, "v0.316.0", f"{module}/cmd/{name}", tags=("remove_all_sd",))
 
 
 _PROGRAMS = Path(__file__).parent / "programs"
@@ -170,14 +178,8 @@ TOOLS = {
         Tool(
             "helm", "helm.sh/helm/v3", "v3.21.4", "helm.sh/helm/v3/cmd/helm", stamps=((f"{_HELM}.version", "v3.21.4"),)
         ),
-        # Checks the chart's alerts. No service discovery: the clients of all clouds are most of what would be compiled.
-        Tool(
-            "promtool",
-            "github.com/prometheus/prometheus",
-            "v0.316.0",
-            "github.com/prometheus/prometheus/cmd/promtool",
-            tags=("remove_all_sd",),
-        ),
+        # Checks the chart's alerts.
+        _prometheus("promtool"),
         Tool("registry", "github.com/distribution/distribution/v3", "v3.1.2", ".", main=_REGISTRY_MAIN),
         Tool("kind", "sigs.k8s.io/kind", f"v{KIND}", "sigs.k8s.io/kind"),
         _kubernetes("kubelet"),
@@ -220,6 +222,8 @@ PARTNERS = {
             requires=(("k8s.io/client-go", "v0.36.3"),),
         ),
         Tool("kstatus", "sigs.k8s.io/cli-utils", "v0.37.2", ".", main=(_PROGRAMS / "kstatus.go").read_text()),
+        # Scrapes our endpoints and answers the dashboard's queries. The API is enough, so it has no web page.
+        _prometheus("prometheus"),
     )
 }
 
