@@ -51,7 +51,7 @@ test-e2e: venv cluster-ready ## run the tests on kind: install the chart, kill r
 	@$(TESTS) e2e --durations=30 -- -s -m e2e tests/e2e tests/integration
 
 .PHONY: test-long
-test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults, 10,000 specs, frameworks, Kueue, policies, another torch and Kubernetes
+test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults, 10,000 specs, frameworks, Kueue, policies, the dashboard, another torch and Kubernetes
 	@DTJ_SIMULATOR_SEEDS=$(or $(SEEDS),100000) $(PY) -m pytest -q -n 2 tests/unit/agent/test_simulator.py
 	@DTJ_PLANNER_SEEDS=$(or $(PLANNER_SEEDS),20000) $(PY) -m pytest -q -n 2 tests/unit/operator/test_simulator.py
 	@for group in plain spare elastic; do $(PY) -m tests.chaos --slow --faults $(or $(FAULTS),300) --group $$group || exit 1; done
@@ -66,6 +66,7 @@ test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults,
 	@$(MAKE) --no-print-directory cluster-ready
 	@$(PY) -m pytest -q tests/e2e/on_clean_ground.py
 	@$(MAKE) --no-print-directory test-policies
+	@$(MAKE) --no-print-directory test-dashboard
 	@./hack/test_long.sh
 	@./hack/frameworks.sh
 
@@ -81,6 +82,11 @@ test-oldest: venv ## run the control-plane tests on the oldest Kubernetes that i
 test-policies: venv cluster-ready ## run jobs under their NetworkPolicy on kind, with a firewall on its nodes that enforces policies
 	@trap '$(CLUSTER) policies off' EXIT; $(CLUSTER) policies on; \
 	  DTJ_POLICIES_REQUIRED=1 $(PY) -m pytest -q --durations=10 tests/e2e/test_network.py
+
+.PHONY: test-dashboard
+test-dashboard: venv cluster-ready ## evaluate the Grafana dashboard on a real Prometheus that scrapes a run on kind (builds Prometheus once)
+	@$(CLUSTER) bin prometheus >/dev/null
+	@$(PY) -m pytest -q tests/e2e/on_dashboard.py
 
 .PHONY: chaos-kind
 chaos-kind: venv cluster-up deploy ## stop nodes, kubelets, pods and the API server of kind under a job, and print the recoveries

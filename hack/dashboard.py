@@ -8,6 +8,10 @@ from typing import Any
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 OPERATOR = 'namespace=~"$operator"'
 JOB = 'namespace=~"$namespace", job=~"$job"'
+# Jobs of two namespaces may have one name.
+BY_JOB, LEGEND = "namespace, job", "{{namespace}}/{{job}}"
+# Other programs of the operator's namespace export process_* too.
+OURS = "and on (namespace, pod) dtj_build_info"
 WIDTH, HEIGHT = 8, 8
 
 # Row -> panels: title, unit of Grafana, and (query, legend) of each line.
@@ -19,7 +23,7 @@ ROWS: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
             "short",
             [
                 (
-                    f"sum by (result, reason) (increase(dtj_jobs_finished_total{{{OPERATOR}}}[1h]))",
+                    f"sum by (result, reason) (increase(dtj_jobs_finished_total{{{OPERATOR}}}[1h])) > 0",
                     "{{result}} {{reason}}",
                 )
             ],
@@ -27,15 +31,12 @@ ROWS: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
         (
             "Restarts per hour",
             "short",
-            [
-                (f"sum by (kind) (increase(dtj_job_restarts_total{{{OPERATOR}}}[1h]))", "{{kind}}"),
-                (f"sum(increase(dtj_job_lost_steps_total{{{OPERATOR}}}[1h]))", "lost steps"),
-            ],
+            [(f"sum by (kind) (increase(dtj_job_restarts_total{{{OPERATOR}}}[1h]))", "{{kind}}")],
         ),
         (
             "Restarts per hour by reason",
             "short",
-            [(f"sum by (reason) (increase(dtj_job_restart_reasons_total{{{OPERATOR}}}[1h]))", "{{reason}}")],
+            [(f"sum by (reason) (increase(dtj_job_restart_reasons_total{{{OPERATOR}}}[1h])) > 0", "{{reason}}")],
         ),
         (
             "Recovery by phase, 90th percentile",
@@ -43,31 +44,46 @@ ROWS: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
             [
                 (
                     "histogram_quantile(0.9, sum by (phase, le) "
-                    f"(rate(dtj_job_recovery_seconds_bucket{{{OPERATOR}}}[1h])))",
+                    f"(rate(dtj_job_recovery_seconds_bucket{{{OPERATOR}}}[1h]))) > 0",
                     "{{phase}}",
                 )
             ],
         ),
         (
+            "Steps repeated after restarts, per hour",
+            "short",
+            [(f"sum(increase(dtj_job_lost_steps_total{{{OPERATOR}}}[1h]))", "steps")],
+        ),
+        (
             "Nodes avoided per day",
             "short",
-            [(f"sum by (reason) (increase(dtj_job_nodes_avoided_total{{{OPERATOR}}}[1d]))", "{{reason}}")],
+            [(f"sum by (reason) (increase(dtj_job_nodes_avoided_total{{{OPERATOR}}}[1d])) > 0", "{{reason}}")],
+        ),
+        (
+            "Sick nodes",
+            "short",
+            [(f"max by (believed) (dtj_sick_nodes{{{OPERATOR}}})", "believed: {{believed}}")],
+        ),
+        (
+            "Jobs whose agents are listened to",
+            "short",
+            [(f"sum by (state) (dtj_agent_listeners{{{OPERATOR}}})", "{{state}}")],
         ),
     ],
     "Training": [
-        ("Step", "short", [(f"max by (job) (dtj_step{{{JOB}}})", "{{job}}")]),
-        ("Loss", "short", [(f"max by (job) (dtj_loss{{{JOB}}})", "{{job}}")]),
-        ("Samples per second", "short", [(f"max by (job) (dtj_samples_per_second{{{JOB}}})", "{{job}}")]),
-        ("Attempt", "short", [(f"max by (job) (dtj_attempt{{{JOB}}})", "{{job}}")]),
+        ("Step", "short", [(f"max by ({BY_JOB}) (dtj_step{{{JOB}}})", LEGEND)]),
+        ("Loss", "short", [(f"max by ({BY_JOB}) (dtj_loss{{{JOB}}})", LEGEND)]),
+        ("Samples per second", "short", [(f"max by ({BY_JOB}) (dtj_samples_per_second{{{JOB}}})", LEGEND)]),
+        ("Attempt", "short", [(f"max by ({BY_JOB}) (dtj_attempt{{{JOB}}})", LEGEND)]),
         (
             "Age of the newest checkpoint",
             "s",
-            [(f"time() - max by (job) (dtj_checkpoint_timestamp_seconds{{{JOB}}})", "{{job}}")],
+            [(f"time() - max by ({BY_JOB}) (dtj_checkpoint_timestamp_seconds{{{JOB}}})", LEGEND)],
         ),
         (
-            "Slow ranks",
+            "Slow ranks: own time, to the median rank's",
             "short",
-            [(f"max by (job, rank) (dtj_straggler_ratio{{{JOB}}})", "{{job}} rank {{rank}}")],
+            [(f"max by ({BY_JOB}, rank) (dtj_straggler_ratio{{{JOB}}})", LEGEND + " rank {{rank}}")],
         ),
     ],
     "Operator": [
@@ -100,16 +116,19 @@ ROWS: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
         ),
         ("Status writes", "ops", [(f"sum(rate(dtj_status_writes_total{{{OPERATOR}}}[5m]))", "writes")]),
         (
-            "Memory and processor",
-            "short",
+            "Delay of the event loop, 99th percentile",
+            "s",
             [
-                (f"process_resident_memory_bytes{{{OPERATOR}}} / 1048576 and on (pod) dtj_build_info", "MiB {{pod}}"),
                 (
-                    f"rate(process_cpu_seconds_total{{{OPERATOR}}}[5m]) * 1000 and on (pod) dtj_build_info",
-                    "millicores {{pod}}",
-                ),
+                    "histogram_quantile(0.99, sum by (pod, le) "
+                    f"(rate(dtj_event_loop_lag_seconds_bucket{{{OPERATOR}}}[5m])))",
+                    "{{pod}}",
+                )
             ],
         ),
+        ("Memory", "bytes", [(f"process_resident_memory_bytes{{{OPERATOR}}} {OURS}", "{{pod}}")]),
+        ("Processor, in cores", "short", [(f"rate(process_cpu_seconds_total{{{OPERATOR}}}[5m]) {OURS}", "{{pod}}")]),
+        ("Leader", "short", [(f"dtj_leader{{{OPERATOR}}}", "{{pod}}")]),
     ],
 }  # fmt: skip
 
@@ -153,7 +172,7 @@ def _panel(title: str, unit: str, lines: list[tuple[str, str]], place: dict[str,
         "title": title,
         "datasource": SOURCE,
         "gridPos": place,
-        "fieldConfig": {"defaults": {"unit": unit, "min": 0 if unit != "short" else None}, "overrides": []},
+        "fieldConfig": {"defaults": {"unit": unit, "min": None if title == "Loss" else 0}, "overrides": []},
         "options": {"tooltip": {"mode": "multi"}, "legend": {"displayMode": "list", "placement": "bottom"}},
         "targets": [
             {"refId": chr(ord("A") + number), "datasource": SOURCE, "expr": query, "legendFormat": legend}
