@@ -89,7 +89,7 @@ def scraped(
     targets = targets_of(operator, "app.kubernetes.io/name=dtj-operator", 8080)
     assert targets, "no pod of the operator"
     targets += targets_of(kubectl, f"{names.LABEL_JOB}=digits", names.AGENT_PORT)
-    prometheus = Prometheus(kubectl, job.folder.parent, images["operator"], targets)
+    prometheus = Prometheus(kubectl, job.shared, images["operator"], targets)
     began = time.time()
     wait_until("all targets are scraped", lambda: not prometheus.broken_targets(), detail=prometheus.broken_targets)
     job.until_step(80)
@@ -109,6 +109,7 @@ def _samples(prometheus: Prometheus, query: str, start: float) -> int:
     return values.count(values[-1]) if values[-1] != values[0] else 0
 
 
+@pytest.mark.timeout(900)
 def test_dashboard_shows_a_run_with_a_killed_rank(scraped: tuple[Prometheus, float], kubectl: Kubectl) -> None:
     prometheus, began = scraped
     namespace = kubectl.namespace
