@@ -71,7 +71,7 @@ def test_job_gets_its_children_and_completes_with_every_write_counted(
     start = kinds(operator.writes())
     memory = f"RSS idle {idle:.0f} MiB, with a job {operator.rss_mib():.0f} MiB"
     print(f"ready in {ready_after:.1f} s; {memory}; writes: {dict(start)}")
-    made = {"patch secrets": 1, "patch services": 1, "patch statefulsets": 1}
+    made = {"create secrets": 1, "patch services": 1, "patch statefulsets": 1}
     assert {key: start[key] for key in made} == made
     assert start[f"patch {JOBS}/status"] <= 3, "created, pods running, group running"
     assert story(objects) == ["WorkersRunning"], "a start without problems has one event"
