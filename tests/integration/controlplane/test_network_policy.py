@@ -51,7 +51,7 @@ def test_job_gets_its_policy_within_five_writes_and_loses_it_with_its_end(
         assert OWN["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     assert written(operator) == ["secrets", POLICIES, "services", "statefulsets", status]
     verbs = {call["verb"] for call in operator.calls() if call["objectRef"]["resource"] == POLICIES}
-    assert verbs == {"patch"}, "policies are neither read nor watched"
+    assert verbs == {"create"}, "policies are neither read nor watched"
     plane.request("DELETE", objects.path(names.PLURAL, "j"))
     wait_until("the policy is deleted with its job", lambda: not objects.list(POLICIES), timeout=90)
 
@@ -74,6 +74,7 @@ def test_new_peers_reach_a_running_job_and_its_pods_stay(
     assert second.terminate() == 0
     third = start_operator(admitting(OPERATOR, MONITORING)).ready()
     wait_until("the next one has looked at the job", lambda: hears_an_agent(third))
-    assert (written(third).count(POLICIES), written(third).count("statefulsets")) == (2, 2)
+    # The second operator's create is rejected, because the policy exists, and an apply follows.
+    assert (written(third).count(POLICIES), written(third).count("statefulsets")) == (3, 2)
     assert {pod["metadata"]["uid"] for pod in objects.list("pods")} == uids
     assert objects.get("statefulsets", "j")["metadata"]["generation"] == generation
