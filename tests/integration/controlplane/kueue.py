@@ -63,6 +63,8 @@ def running_manager(plane: ControlPlane, folder: Path) -> Iterator[subprocess.Po
         "webhook": {"host": "127.0.0.1", "port": webhook, "certDir": str(authority.folder)},
         "leaderElection": {"leaderElect": False},
         "internalCertManagement": {"enable": False},
+        # The default names kinds of jobs whose integrations are not in this program.
+        "integrations": {"frameworks": ["pod"]},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     environment = os.environ | {"KUBECONFIG": str(plane.kubeconfig)}

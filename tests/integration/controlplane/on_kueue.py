@@ -10,6 +10,7 @@ import pytest
 from hack.cluster.controlplane import ControlPlane
 from tests.integration.controlplane import kueue
 from tests.integration.controlplane.kubelet import Kubelet
+from tests.integration.controlplane.nodes import create_node
 from tests.integration.controlplane.support import Agents, Objects, Operator, outcome, running, wait_until
 
 pytestmark = pytest.mark.controlplane
@@ -71,7 +72,7 @@ def test_job_is_queued_admitted_preempted_and_admitted_again(
 
     # Queued: no room. Kueue's own reason is in the condition.
     train("next")
-    wait_until("the second job is queued", lambda: "insufficient" in str(objects.get(JOBS, "next")["status"]))
+    wait_until("the second job is queued", lambda: "insufficient" in str(objects.get(JOBS, "next").get("status")))
     assert reason("next") == "Queued"
     assert objects.get("statefulsets", "next") is None
 
@@ -119,15 +120,8 @@ def test_topology_aware_placement_gives_neighbouring_ranks_one_rack(
 ) -> None:
     rack, pool = "example.com/rack", {"pool": namespace}
     for number in range(4):
-        room = {"cpu": "4", "memory": "64Gi", "pods": "20"}
-        name = f"{namespace}-node-{number}"
-        labels = pool | {rack: f"{namespace}-rack-{number // 2}", "kubernetes.io/hostname": name}
-        node = {"metadata": {"name": name, "labels": labels}}
-        plane.request("POST", "/api/v1/nodes", node)
-        ready = {"type": "Ready", "status": "True", "reason": "Test", "message": "as the test wants"}
-        status = {"capacity": room, "allocatable": room, "conditions": [ready]}
-        node = plane.request("GET", f"/api/v1/nodes/{name}")
-        plane.request("PUT", f"/api/v1/nodes/{name}/status", node | {"status": status})
+        labels = pool | {rack: f"{namespace}-rack-{number // 2}"}
+        create_node(plane, f"{namespace}-node-{number}", cpus=4, labels=labels)
     levels = {"levels": [{"nodeLabel": rack}, {"nodeLabel": "kubernetes.io/hostname"}]}
     topology = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Topology", "spec": levels}
     plane.request("POST", f"{kueue.API}/topologies", topology | {"metadata": {"name": namespace}})
