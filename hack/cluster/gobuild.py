@@ -59,6 +59,8 @@ def _key(tool: Tool) -> str:
     recipe = [tool.module, tool.version, tool.package, tool.tags, tool.stamps, tool.main, tool.staging]
     # Only where there are any, so that the other programs keep their keys.
     recipe += [tool.requires] if tool.requires else []
+    # Programs without pins keep the keys that they had before there were pins.
+    recipe += [tool.pins] if tool.pins else []
     return cache.key(RECIPE, platform.system(), platform.machine(), recipe)
 
 
@@ -93,12 +95,16 @@ def download(tool: Tool) -> dict[str, str]:
 
 def go_mod(tool: Tool, theirs: str) -> str:
     """Returns a go.mod that requires the tool's module, given the go.mod of that module."""
-    version = re.search(r"^go (\S+)$", theirs, re.MULTILINE)
-    lines = [f"module dtj.local/{tool.name}", f"go {version.group(1) if version else '1.24'}"]
+    language = re.search(r"^go (\S+)$", theirs, re.MULTILINE)
+    lines = [f"module dtj.local/{tool.name}", f"go {language.group(1) if language else '1.24'}"]
     if tool.module:
         lines.append(f"require {tool.module} {tool.version}")
         lines += [f"require {name} {version}" for name, version in tool.requires]
+    pinned = dict(tool.pins)
     if tool.staging:
-        staged = sorted(set(re.findall(r"^\s+(k8s\.io/\S+) v0\.0\.0$", theirs, re.MULTILINE)))
-        lines += [f"replace {name} => {name} {tool.staging}" for name in staged]
+        # Kubernetes itself requires them at v0.0.0. Who builds on it replaces them, and only the main module may.
+        required = re.findall(r"^\s+(k8s\.io/\S+) v0\.0\.0$", theirs, re.MULTILINE)
+        replaced = re.findall(rf"^\s*(?:replace )?(k8s\.io/\S+) => \1 {tool.staging}$", theirs, re.MULTILINE)
+        pinned = dict.fromkeys(sorted({*required, *replaced}), tool.staging) | pinned
+    lines += [f"replace {name} => {name} {version}" for name, version in pinned.items()]
     return "\n".join(lines) + "\n"

@@ -16,6 +16,7 @@ KIND = "0.33.0"
 DEBIAN = "bookworm"
 KUEUE = "0.17.0"
 KUBE_ROUTER = "2.1.0"
+SCHEDULER_PLUGINS = "0.34.7"
 # The toolchain to download where `go` on PATH is missing or older than Kubernetes requires.
 GO_MINIMUM = (1, 26)
 GO_TOOLCHAIN = "1.26.6"
@@ -35,10 +36,12 @@ class Tool:
     stamps: tuple[tuple[str, str], ...] = ()
     # Our own main package, where `go build` can't reach the module's, for example behind `replace` lines.
     main: str = ""
-    # Version of the staging modules, which the module requires at v0.0.0.
+    # Version of the modules that Kubernetes keeps in its own repository, which it requires at v0.0.0.
     staging: str = ""
     # Modules at later versions than the module requires.
     requires: tuple[tuple[str, str], ...] = ()
+    # Other versions than the required ones, of modules whose required version a module proxy lacks.
+    pins: tuple[tuple[str, str], ...] = ()
 
 
 def _kubernetes(name: str) -> Tool:
@@ -220,6 +223,16 @@ PARTNERS = {
             main=(_PROGRAMS / "kube_router.go").read_text(),
             # Its own client is of Kubernetes 1.29.
             requires=(("k8s.io/client-go", "v0.36.3"),),
+        ),
+        Tool(
+            "coscheduling",
+            "sigs.k8s.io/scheduler-plugins",
+            f"v{SCHEDULER_PLUGINS}",
+            ".",
+            main=(_PROGRAMS / "coscheduling.go").read_text(),
+            # Its version numbers are those of the Kubernetes whose scheduler it extends.
+            staging=f"v{SCHEDULER_PLUGINS}",
+            pins=(("k8s.io/csi-translation-lib", "v0.34.4"),),
         ),
         Tool("kstatus", "sigs.k8s.io/cli-utils", "v0.37.2", ".", main=(_PROGRAMS / "kstatus.go").read_text()),
         # Scrapes our endpoints and answers the dashboard's queries. The API is enough, so it has no web page.

@@ -108,6 +108,18 @@ def test_go_mod_replaces_staging_modules_and_no_others() -> None:
     assert "k8s.io/utils" not in made
 
 
+def test_go_mod_of_a_program_on_kubernetes_repeats_its_replacements() -> None:
+    same, other = "k8s.io/api => k8s.io/api v0.34.7", "k8s.io/legacy => k8s.io/legacy v0.31.8"
+    theirs = f"module m\n\ngo 1.24.0\n\nreplace (\n\t{same}\n\t{other}\n)\n\nreplace {same.replace('api', 'kms')}\n"
+    tool = Tool("t", "m", "v0.34.7", ".", staging="v0.34.7", pins=(("k8s.io/kms", "v0.34.4"), ("a.io/b", "v1.0.0")))
+    replaced = [line for line in gobuild.go_mod(tool, theirs).splitlines() if line.startswith("replace ")]
+    assert replaced == [
+        f"replace {same}",
+        "replace k8s.io/kms => k8s.io/kms v0.34.4",
+        "replace a.io/b => a.io/b v1.0.0",
+    ]
+
+
 def test_go_mod_of_our_own_program_requires_no_module() -> None:
     assert "require" not in gobuild.go_mod(Tool("pause", "", "v1", "."), "")
 
