@@ -51,16 +51,16 @@ test-e2e: venv cluster-ready ## run the tests on kind: install the chart, kill r
 	@$(TESTS) e2e --durations=30 -- -s -m e2e tests/e2e tests/integration
 
 .PHONY: test-long
-test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults, 10,000 specs, frameworks, Kueue, policies, the dashboard, another torch and Kubernetes
+test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults, 10,000 specs, frameworks, Kueue, schedulers, policies, the dashboard, another torch and Kubernetes
 	@DTJ_SIMULATOR_SEEDS=$(or $(SEEDS),100000) $(PY) -m pytest -q -n 2 tests/unit/agent/test_simulator.py
 	@DTJ_PLANNER_SEEDS=$(or $(PLANNER_SEEDS),20000) $(PY) -m pytest -q -n 2 tests/unit/operator/test_simulator.py
 	@for group in plain spare elastic; do $(PY) -m tests.chaos --slow --faults $(or $(FAULTS),300) --group $$group || exit 1; done
 	@$(PY) -m tests.chaos --slow --faults $(or $(TORCH_FAULTS),100) --group torch
 	@$(CLUSTER) bin promtool >/dev/null
 	@$(PY) -m pytest -q tests/integration/chart/on_promtool.py
-	@$(CLUSTER) bin >/dev/null && $(CLUSTER) bin kueue kstatus >/dev/null
-	@$(PY) -m pytest -q tests/integration/controlplane/on_kueue.py tests/integration/controlplane/on_kstatus.py \
-	  tests/integration/controlplane/on_upgrade.py
+	@$(CLUSTER) bin >/dev/null && $(CLUSTER) bin kueue kstatus coscheduling kube-scheduler >/dev/null
+	@$(PY) -m pytest -q tests/integration/controlplane/on_kueue.py tests/integration/controlplane/on_gang.py \
+	  tests/integration/controlplane/on_kstatus.py tests/integration/controlplane/on_upgrade.py
 	@DTJ_SPECS=$(or $(SPECS),10000) $(PY) -m pytest -q tests/integration/controlplane/test_conformance.py
 	@$(MAKE) --no-print-directory test-oldest
 	@$(MAKE) --no-print-directory cluster-ready

@@ -16,6 +16,7 @@ from dtj_operator.leader.claims import claim_name
 from hack.cluster import gobuild
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.versions import CONTROL_PLANE
+from tests.integration.controlplane import crds
 from tests.integration.controlplane.kubelet import Kubelet
 from tests.integration.controlplane.support import (
     CLAIMS,
@@ -61,15 +62,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 def install_crds(plane: ControlPlane) -> None:
     for path in sorted((ROOT / "crds").glob("*.yaml")):
-        crd = yaml.safe_load(path.read_text())
-        plane.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
-        where = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
-
-        def established(where: str = where) -> bool:
-            conditions = plane.request("GET", where)["status"].get("conditions") or []
-            return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
-
-        wait_until("the CRD is established", established)
+        crds.install(plane, yaml.safe_load(path.read_text()))
 
 
 @pytest.fixture

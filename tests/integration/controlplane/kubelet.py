@@ -20,7 +20,9 @@ class Kubelet:
     Deleted pods end.
     """
 
-    def __init__(self, plane: ControlPlane, namespace: str) -> None:
+    def __init__(self, plane: ControlPlane, namespace: str, *, schedules: bool = True) -> None:
+        """Leaves pods without a node alone if `schedules` is false: a scheduler runs beside it."""
+        self.schedules = schedules
         self.objects = Objects(plane, namespace)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kubelet")
@@ -52,6 +54,8 @@ class Kubelet:
                 return
             options = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod["metadata"]["uid"]}}
             plane.request("DELETE", self.objects.path("pods", name), options)
+            return
+        if not (self.schedules or pod["spec"].get("nodeName")):
             return
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         state = self.container_states.get(name, {"state": {"running": {"startedAt": now}}})

@@ -18,10 +18,10 @@ from hack.cluster import gobuild
 from hack.cluster.controlplane import ControlPlane, free_ports
 from hack.cluster.pki import Authority
 from hack.cluster.versions import PARTNERS
+from tests.integration.controlplane import crds
 from tests.integration.controlplane.support import SERVICE_ACCOUNT, bind, wait_until
 
 API = "/apis/kueue.x-k8s.io/v1beta2"
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1"
 Object = dict[str, Any]
 
@@ -36,14 +36,7 @@ def install_crds(plane: ControlPlane) -> None:
     for path in sorted((source() / "config/components/crd/bases").glob("*.yaml")):
         crd = yaml.load(path.read_text(), Loader=yaml.CSafeLoader)
         crd["spec"]["versions"] = [each for each in crd["spec"]["versions"] if each["storage"]]
-        plane.request("POST", CRDS, crd, timeout=60)
-        where = f"{CRDS}/{crd['metadata']['name']}"
-
-        def established(where: str = where) -> bool:
-            conditions = plane.request("GET", where)["status"].get("conditions") or []
-            return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
-
-        wait_until(f"{where} is established", established)
+        crds.install(plane, crd)
 
 
 @contextmanager
