@@ -33,7 +33,8 @@ RULES: dict[tuple[str, str], tuple[str, ...]] = {
 
 # With --kueue=true.
 KUEUE_RULES: dict[tuple[str, str], tuple[str, ...]] = {
-    ("kueue.x-k8s.io", "workloads"): ("list", "watch", "create", "delete"),
+    # get: what a Workload of a job's name is that no watch shows.
+    ("kueue.x-k8s.io", "workloads"): ("get", "list", "watch", "create", "delete"),
     ("kueue.x-k8s.io", "workloads/status"): ("patch",),
 }
 # With --kueue=true, in the whole cluster: flavors have no namespace.

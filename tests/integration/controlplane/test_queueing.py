@@ -85,3 +85,31 @@ def test_quota_is_kept_by_the_job_and_given_back_after_its_last_pod(
 
     objects.change(JOBS, "j", lambda changed: changed["spec"].update(suspend=True))
     wait_until("the Workload is deleted", lambda: load_now() is None)
+
+
+def test_workload_of_somebody_else_is_named_and_left_alone(
+    plane: ControlPlane,
+    namespace: str,
+    crds: None,
+    start_operator: Start,
+    submit: Callable[..., Any],
+    objects: Objects,
+) -> None:
+    kueue.grant(plane, namespace)
+    container = {"name": "c", "image": "i"}
+    pods = {"name": "main", "count": 1, "template": {"spec": {"containers": [container], "restartPolicy": "Never"}}}
+    metadata, spec = {"name": "j"}, {"queueName": "another", "podSets": [pods]}
+    foreign = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "metadata": metadata, "spec": spec}
+    path = f"{kueue.API}/namespaces/{namespace}/workloads"
+    uid = plane.request("POST", path, foreign)["metadata"]["uid"]
+    start_operator("--kueue", "true").ready()
+    submit(queueName=namespace)
+    # No watch of the operator shows it: it has none of its labels.
+    wait_until(
+        "the job names it", lambda: (objects.get(JOBS, "j").get("status") or {}).get("reason") == "ChildConflict"
+    )
+    found = kueue.workload(plane, namespace, "j")
+    assert found is not None
+    assert found["metadata"]["uid"] == uid
+    plane.request("DELETE", f"{path}/j")
+    wait_until("the job is queued", lambda: objects.get(JOBS, "j")["status"]["reason"] == "Queued")

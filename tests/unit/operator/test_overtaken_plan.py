@@ -9,11 +9,12 @@ import pytest
 
 from dtj_core.plan.model import Apply, Object, Observed, Plan, Settings
 from dtj_operator import errors
-from dtj_operator.kube.executor import Rejected
+from dtj_operator.kube.executor import PlanExecutor, Rejected
+from dtj_operator.kube.observer import Observer
 from dtj_operator.kube.resources import STATEFUL_SET, Resource
-from tests.unit.operator.fakes import FakeClient, job
+from tests.unit.operator.fakes import FakeCache, FakeClient, FakeListeners, job
 from tests.unit.operator.test_controller import KEY, Shell, client_with
-from tests.unit.operator.test_executor import SERVICE, SET, execute
+from tests.unit.operator.test_executor import SERVICE, SET, Recorded, execute
 
 MADE = Plan(actions=(Apply(body=SERVICE), Apply(body=SET)), status={"phase": "Pending"})
 
@@ -105,6 +106,28 @@ def test_unlabelled_stateful_set_of_somebody_else_is_found_and_left_alone() -> N
     with pytest.raises(errors.Overtaken, match="another owner"):
         execute(client, MADE, job(resourceVersion="7"))
     assert client.forced == [False]
+
+
+WORKLOAD = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "metadata": {"name": "j"}, "spec": {}}
+QUEUED = Plan(actions=(Apply(body=WORKLOAD, if_missing=True),), status={"phase": "Pending"})
+
+
+def test_workload_of_the_name_that_no_watch_shows_is_read_and_left_alone() -> None:
+    """A job would wait for its admission for ever, without a cause."""
+    client = client_with(job(resourceVersion="7"))
+    client.refuse["create", "workloads", "j"] = errors.Conflict("exists", status=409)
+    foreign = {"metadata": {"name": "j", "uid": "w"}}
+
+    async def main() -> Observed:
+        cache = FakeCache(client)
+        observer = Observer(cache, client, FakeListeners())  # type: ignore[arg-type]
+        executor = PlanExecutor(client, cache, observer, Recorded(client))  # type: ignore[arg-type]
+        with pytest.raises(errors.Overtaken, match="a Workload of this name exists"):
+            await executor.execute(job(resourceVersion="7"), QUEUED)
+        client.objects["workloads", "j"] = foreign
+        return await observer.observe(job(resourceVersion="7"))
+
+    assert asyncio.run(main()).workload == foreign
 
 
 def test_own_stateful_set_that_lost_its_label_is_applied_again() -> None:

@@ -308,6 +308,22 @@ def test_workload_of_somebody_else_is_left_alone() -> None:
     assert world.workload["metadata"]["uid"] == "x"
 
 
+def test_own_workload_without_its_label_is_queued_again() -> None:
+    """Somebody took the label off, so no watch shows the Workload any more."""
+    world = Kueue()
+    world.settle(NOW)
+    labels = {"app.kubernetes.io/managed-by": "dtj-operator"}
+    old = world.workload["metadata"] | {"labels": labels}
+    world.see(workload={**world.workload, "metadata": old})
+    world.writes.clear()
+    wanted = world.reconcile(NOW + 5)
+    assert wanted is not None
+    assert wanted.requeue_after == 2, "nothing wakes the job when the Workload is gone"
+    assert "delete Workload" in world.writes
+    world.settle(NOW + 7)
+    assert "apply Workload" in world.writes
+
+
 def test_workload_of_a_deleted_namesake_is_waited_for() -> None:
     """kubectl delete and kubectl apply of one file: the garbage collector may come later."""
     world = Kueue()

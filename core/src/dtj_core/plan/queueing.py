@@ -71,12 +71,15 @@ def find_hold(job: Job, observed: Observed, now: float, settings: Settings) -> H
         return Hold(cause=Cause(Reason.CHILD_CONFLICT, message), again=AGAIN_SECONDS)
     if "deletionTimestamp" in found["metadata"]:
         return Hold(cause=_waits(job, "its Workload is being deleted"), again=suspend.WAIT_SECONDS)
+    delete = Delete(kind="Workload", name=found["metadata"]["name"], uid=found["metadata"]["uid"])
+    if names.LABEL_JOB not in (found["metadata"].get("labels") or {}):
+        # Without the label, no watch would show its admission.
+        cause = _waits(job, f"somebody took the label {names.LABEL_JOB} from its Workload; queueing it again")
+        return Hold(cause=cause, actions=(delete,), again=suspend.WAIT_SECONDS)
     if _is_outdated(job, found):
-        delete = Delete(kind="Workload", name=found["metadata"]["name"], uid=found["metadata"]["uid"])
         pods = f"the job has {workloads.pod_count(found)} pods in the queue and needs {job.pod_count}"
         return Hold(cause=_waits(job, f"{pods}; queueing it again"), actions=(delete,))
     if workloads.is_finished(found):
-        delete = Delete(kind="Workload", name=found["metadata"]["name"], uid=found["metadata"]["uid"])
         cause = _waits(job, "its Workload was finished by somebody else; queueing it again")
         return Hold(cause=cause, actions=(delete,))
     if workloads.is_evicted(found):

@@ -23,6 +23,7 @@ from dtj_operator.kube.resources import (
     SECRET,
     SERVICE,
     STATEFUL_SET,
+    WORKLOAD,
     Resource,
     job_key,
     resource_of,
@@ -128,6 +129,10 @@ class PlanExecutor:
                 applied = await self._apply(job, resource, body)
         except errors.KubeError as error:
             if action.if_missing and isinstance(error, errors.Conflict):
+                if resource is WORKLOAD and self._cache.workload(job_key(job)) is None:
+                    # Of an earlier plan, and the watch is late. Or no watch ever shows it, because it lacks our label.
+                    self._observer.add_unlabelled(resource, job_key(job))
+                    raise errors.Overtaken("a Workload of this name exists", status=409) from error
                 return  # already created
             if resource in POD_GROUPS and isinstance(error, errors.ObjectNotFound):
                 missing = f"spec.gang: the API server has no PodGroup of {resource.api_version}"

@@ -14,7 +14,7 @@ from dtj_operator.following.listeners import AgentListeners
 from dtj_operator.kube.cache.sick_nodes import node_health
 from dtj_operator.kube.cache.store import Key, Store
 from dtj_operator.kube.client import Client
-from dtj_operator.kube.resources import FLAVOR, SERVICE, STATEFUL_SET, Resource, job_key
+from dtj_operator.kube.resources import FLAVOR, SERVICE, STATEFUL_SET, WORKLOAD, Resource, job_key
 
 
 class Observer:
@@ -91,7 +91,8 @@ class Observer:
     async def _with_unlabelled(self, key: Key, observed: Observed) -> Observed:
         found: dict[Resource, Object] = {}
         for resource in self._unlabelled.pop(key):
-            if self._store.child(resource, key) is not None:
+            known = self._store.workload(key) if resource is WORKLOAD else self._store.child(resource, key)
+            if known is not None:
                 continue
             try:
                 found[resource] = await self._client.get(resource, *key)
@@ -102,6 +103,7 @@ class Observer:
             observed,
             stateful_set=found.get(STATEFUL_SET, observed.stateful_set),
             service=found.get(SERVICE, observed.service),
+            workload=found.get(WORKLOAD, observed.workload),
         )
 
 
