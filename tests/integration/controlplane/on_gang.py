@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ Submit = Callable[..., Any]
 JOBS = "distributedtrainingjobs"
 POD_GROUPS = "/apis/scheduling.x-k8s.io/v1alpha1"
 GANG = {"podGroup": "SchedulerPlugins"}
-# A scheduler waits up to 10 s before it tries a pod again, and a reserved part of a gang is released after 10 s.
+# A scheduler waits up to 10 s before it tries a pod again, and up to 50 s where no event wakes the pod.
 SETTLED = 180
 
 
@@ -82,6 +83,11 @@ def bound(objects: Objects, name: str) -> dict[str, str]:
     return {pod["metadata"]["uid"]: pod["spec"]["nodeName"] for pod in pods if pod["spec"].get("nodeName")}
 
 
+def is_whole(objects: Objects, name: str) -> bool:
+    """Returns whether all pods of a job have a node."""
+    return len(bound(objects, name)) == 3
+
+
 def unschedulable(objects: Objects, name: str) -> list[str]:
     """Returns what the scheduler reports of each pod of a job that it has found no node for."""
     pods = [pod for pod in objects.list("pods") if pod["metadata"]["name"].startswith(f"{name}-")]
@@ -101,6 +107,11 @@ def running_condition(objects: Objects, name: str) -> Any:
     """Returns condition Running of a job, whatever its value."""
     conditions = (objects.get(JOBS, name).get("status") or {}).get("conditions") or []
     return next((each for each in conditions if each["type"] == "Running"), {})
+
+
+def reports_held_nodes(objects: Objects, name: str) -> bool:
+    """Returns whether a job reports that it holds nodes in vain."""
+    return "hold a node" in str(running_condition(objects, name).get("message"))
 
 
 def finish(kubelet: Kubelet, objects: Objects, job: Any) -> None:
@@ -125,7 +136,7 @@ def test_gang_is_placed_whole_or_not_at_all(
         agents.statuses[job["metadata"]["uid"]] = running()
     running_one = wait_until(
         "one job runs",
-        lambda: next((name for name in jobs if objects.condition(name, "Running")), None),
+        lambda: next((name for name in jobs if objects.condition(name, "Running")), ""),
         timeout=SETTLED,
     )
     [waiting] = set(jobs) - {running_one}
@@ -167,9 +178,9 @@ def test_suspended_gang_holds_nothing(
     for name in ("first", "second"):
         job = compete(name, gang=GANG)
         agents.statuses[job["metadata"]["uid"]] = running()
-        wait_until(f"{name} is whole", lambda name=name: len(bound(objects, name)) == 3, timeout=SETTLED)
+        wait_until(f"{name} is whole", partial(is_whole, objects, name), timeout=SETTLED)
         objects.change(JOBS, name, lambda found: found["spec"].update(suspend=True))
-        wait_until(f"{name} is suspended", lambda name=name: objects.condition(name, "Suspended"), timeout=SETTLED)
+        wait_until(f"{name} is suspended", partial(objects.condition, name, "Suspended"), timeout=SETTLED)
         assert bound(objects, name) == {}
     # The second job needed the nodes of the first, so its PodGroup had reserved none.
     groups = plane.request("GET", f"{POD_GROUPS}/namespaces/{namespace}/podgroups")["items"]
@@ -261,13 +272,13 @@ def test_one_of_two_half_placed_jobs_starts(
         wait_until("each job waits for a third", lambda: all(unschedulable(objects, name) for name in jobs))
         since = waiting_since(objects, hasty)
         for name in jobs:
-            wait_until(f"{name} is told so", lambda name=name: "hold a node" in str(running_condition(objects, name)))
+            wait_until(f"{name} is told so", partial(reports_held_nodes, objects, name))
 
-        def is_whole(name: str) -> bool:
+        def is_opened_and_whole(name: str) -> bool:
             open_gates(plane, objects)
-            return len(bound(objects, name)) == 3
+            return is_whole(objects, name)
 
-        wait_until("the patient job has all nodes", lambda: is_whole(patient), timeout=SETTLED)
+        wait_until("the patient job has all nodes", lambda: is_opened_and_whole(patient), timeout=SETTLED)
         agents.statuses[jobs[patient]["metadata"]["uid"]] = running()
         wait_until("the patient job runs", lambda: objects.condition(patient, "Running"), timeout=SETTLED)
         released = objects.get(JOBS, hasty)["status"]["halfPlaced"]
@@ -277,7 +288,7 @@ def test_one_of_two_half_placed_jobs_starts(
         assert limit - 1 <= (unix(released["time"]) or 0) - since <= 2 * limit + 15
 
         finish(kubelet, objects, jobs[patient])
-        wait_until("the hasty job has all nodes", lambda: is_whole(hasty), timeout=SETTLED)
+        wait_until("the hasty job has all nodes", lambda: is_opened_and_whole(hasty), timeout=SETTLED)
         agents.statuses[jobs[hasty]["metadata"]["uid"]] = running()
         wait_until("the hasty job runs", lambda: objects.condition(hasty, "Running"), timeout=SETTLED)
         wait_until("its tries are forgotten", lambda: "halfPlaced" not in objects.get(JOBS, hasty)["status"])
