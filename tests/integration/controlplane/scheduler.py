@@ -49,7 +49,7 @@ def running_scheduler(plane: ControlPlane, program: str, profile: Mapping[str, A
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     log = folder / "scheduler.log"
     with log.open("wb") as stream:
-        command = [gobuild.binary(program), "--config", folder / "config.yaml", "--secure-port=0"]
+        command = [str(gobuild.binary(program)), f"--config={folder}/config.yaml", "--secure-port=0"]
         # No event wakes the pods of a gang that the plugin has rejected when other pods free their nodes. The
         # scheduler tries them again after this time, which is 5 minutes by default.
         command.append("--pod-max-in-unschedulable-pods-duration=20s")
