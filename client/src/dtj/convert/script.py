@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from dtj.convert import shell
-from dtj.convert.fields import Draft
+from dtj.convert.fields import REDIRECTED, Draft
 from dtj_core.api.launcher_flags import How
 
 IMAGE = "the image holds what the training imports: build it with that, and name it with --image"
@@ -40,6 +40,10 @@ IDLE = frozenset(
         "trap",
         "shift",
         "ulimit",
+        "kill",
+        "clear",
+        "break",
+        "continue",
     }
 )
 FILES = frozenset(
@@ -68,6 +72,7 @@ FILES = frozenset(
 )
 _AGENT = "the agent sets what torchrun sets, for each rank"
 _COUNT = re.compile(r"N?NODES?")
+_SELF = "the image's own {0} is not known here: write the whole value in the container's env"
 _OF_SLURM = re.compile(r"(?:MASTER_(?:ADDR|PORT)|WORLD_SIZE|N?NODES?|RANK|LOCAL_RANK|NODE_RANK|SLURM_\w+|PET_\w+)$")
 
 
@@ -79,26 +84,38 @@ def assign(step: shell.Command, values: dict[str, str], env: dict[str, str], dra
             _export(token.text, step, values, env, draft)
     for name, token in shell.assignments(step):
         value = shell.expand_text(token.text, values)
+        if name in shell.unknown(value) and not exported:  # nothing has set it before
+            value = shell.expand_text(value, {name: ""})
         text = value.replace(shell.LITERAL_DOLLAR, "$")
         where = f"line {step.line} {name}"
         if token.array and not step.depth:
             values[name] = value
             draft.note(How.OTHER, where, "filled in where it is used", text)
         elif step.depth:
-            draft.note(How.NOT_CARRIED, where, f"set inside a condition or loop; {OTHER}", text)
+            why = "set inside a condition or loop: write what shall hold in the container's env or the command"
+            draft.note(How.NOT_CARRIED, where, why, text)
+            if any(one.isdecimal() for one in shell.unknown(value)):
+                values.pop(name, None)  # the script's own arguments decide it, and not the value from before
         elif _OF_SLURM.match(name) and (shell.unknown(value) or not _COUNT.fullmatch(name)):
             if not shell.unknown(value):
                 values[name] = text
             draft.note(How.NOT_NEEDED, where, _AGENT, text)
-        elif left := shell.unknown(value):
-            if not exported and "$(…)" not in left:
+        elif exported and step.redirected:
+            draft.note(
+                How.NOT_CARRIED, where, "no value is known here: write it in the container's env", step.redirected
+            )
+        elif name in (left := shell.unknown(value)) and exported:
+            draft.note(How.NOT_CARRIED, where, _SELF.format(name), text)
+        elif left:
+            held = "$(…)" not in left or shell.is_more_than_output(value)
+            if not exported and held:
                 draft.note(How.OTHER, where, f"filled in where it is used, but for {', '.join(left)}", text)
             elif not exported and any(_OF_SLURM.match(one) for one in left):
                 draft.note(How.NOT_NEEDED, where, _AGENT, text)
             else:
                 why = f"depends on {', '.join(left)}: write its value in the container's env"
                 draft.note(How.NOT_CARRIED, where, why, text)
-            if "$(…)" not in left:
+            if held:
                 values[name] = value
         else:
             values[name] = text
@@ -125,6 +142,8 @@ def fate(tokens: list[str]) -> tuple[How, str]:
     """Returns what becomes of a command that does not train, and why."""
     if tokens[0] in ENVIRONMENT:
         return How.NOT_CARRIED, IMAGE
+    if tokens[0] == "tee":
+        return How.NOT_CARRIED, REDIRECTED
     program = tokens[1] if tokens[0] == "srun" and len(tokens) > 1 else tokens[0]
     return (
         (How.NOT_NEEDED, "it changes nothing of the training")

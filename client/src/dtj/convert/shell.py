@@ -13,18 +13,23 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-LITERAL_DOLLAR = "\0"  # a `$` that the shell would not expand
+from dtj.convert.lexer import LITERAL_DOLLAR, NAME, Token, lexemes
+
 KEYWORDS = frozenset({"if", "for", "while", "until", "case", "function", "select", "{", "("})
 ENDS = frozenset({"fi", "done", "esac", "}", ")"})
 INSIDE = frozenset({"then", "do", "else", "elif"})
-_OPERATORS = ("&&", "||", ";;", "|", ";", "&", "(", ")", "\n")
-_NAME = r"[A-Za-z_]\w*"
-ASSIGNMENT = re.compile(rf"({_NAME})(?:\[\w*\])?\+?=(.*)", re.DOTALL)
+ASSIGNMENT = re.compile(rf"({NAME})(?:\[\w*\])?\+?=(.*)", re.DOTALL)
 _REFERENCE = re.compile(
-    rf"\$(?:\(\((?P<sum>[^()]*)\)\)|\((?P<kubelet>[A-Z_][A-Z0-9_]*)\)|{{(?P<braced>{_NAME}|[0-9]+)(?:\[[@*]\])?(?::?[-=](?P<default>[^}}]*))?}}"
-    rf"|(?P<bare>{_NAME}|[@*0-9]))"
+    rf"\$(?:\(\((?P<sum>[^()]*)\)\)|\((?P<kubelet>[A-Z_][A-Z0-9_]*)\)|{{(?P<braced>{NAME}|[0-9]+|[@*])(?:\[[@*]\])?(?::?[-=](?P<default>[^}}]*))?}}"
+    rf"|(?P<bare>{NAME}|[@*0-9]))"
 )
-_DEFAULT = re.compile(rf"\$\{{({_NAME}):?=(.*)\}}", re.DOTALL)
+_OTHER = re.compile(rf"\$\{{[!#]?({NAME}|[0-9]+|[@*])[^{{}}]*\}}")
+"""An expansion that is not calculated here, such as `${NAME[1]}` or `${NAME%.*}`; its name is the first group."""
+_EXPR = re.compile(r"\$\(\s*expr\s+([^()`$]*)\)|`\s*expr\s+([^()`$]*)`")
+OUTPUT = re.compile(r"\$\((?!\(|[A-Z_][A-Z0-9_]*\))(?:[^()]|\([^()]*\))*\)|`[^`]*`")
+"""The output of a command, `$(…)`; `$(NAME)` is a variable of the kubelet."""
+SHELL_HAS = frozenset({"PWD", "HOME", "HOSTNAME", "PATH", "RANDOM", "SECONDS", "UID", "PPID", "IFS", "OLDPWD"})
+_DEFAULT = re.compile(rf"\$\{{({NAME}):?=(.*)\}}", re.DOTALL)
 _ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -34,18 +39,6 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
 }
 
 Values = Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Token:
-    """A token before expansion, with LITERAL_DOLLAR for every `$` that stays."""
-
-    text: str
-    quoted: bool = False
-    array: bool = False
-    """Whether the text has the elements of `NAME=(…)`, which are separate arguments where it is used."""
-    redirects: bool = False
-    """Whether the token begins with an unquoted `<` or `>`, perhaps behind a number."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +65,18 @@ def commands(text: str) -> list[Command]:
     Raises ValueError, which names the line, where a quotation has no end.
     """
     found: list[Command] = []
-    depth = 0
+    depth = groups = 0
     tokens: list[Token] = []
     start = 1
-    for item, line in (*_lexemes(text), ("\n", 0)):
+    for item, line in (*lexemes(text), ("\n", 0)):
         if isinstance(item, Token):
             if not tokens:
                 start = line
             tokens.append(item)
             continue
+        of_case = item == ")" and not groups  # such as `--name)`
+        if of_case:
+            tokens = tokens[:3] if tokens and tokens[0].text == "case" else []
         if tokens:
             head = tokens[0].text
             if head in ENDS:
@@ -95,10 +91,9 @@ def commands(text: str) -> list[Command]:
                 piped = item in ("|", "&") or after_pipe
                 found.append(Command(tuple(plain), start, depth + opens, piped, redirected))
             depth += opens
-        if item == "(":
-            depth += 1
-        elif item == ")":
-            depth = max(0, depth - 1)
+        if item in ("(", ")") and not of_case:
+            change = 1 if item == "(" else -1
+            depth, groups = max(0, depth + change), groups + change
         tokens = []
     return [command for command in found if command.tokens]
 
@@ -114,7 +109,7 @@ def expand(tokens: Sequence[Token], values: Values) -> list[str]:
         whole = _REFERENCE.fullmatch(token.text)
         array = bool(whole) and ("[@]" in token.text or "[*]" in token.text or token.text == "$@")
         if whole and text != token.text and (array or not token.quoted):
-            found.extend(_split(text) if array or "$(" not in text else [text])
+            found.extend(_split(text))
         elif text or token.quoted or token.text == text:
             found.append(text)
     return [text.replace(LITERAL_DOLLAR, "$") for text in found]
@@ -130,7 +125,7 @@ def expand_text(text: str, values: Values) -> str:
 
     def replacement(match: re.Match[str]) -> str:
         if match["sum"] is not None:
-            known = re.sub(_NAME, lambda name: values.get(name[0], name[0]), re.sub(r"[${}]", "", match["sum"]))
+            known = re.sub(NAME, lambda name: values.get(name[0], name[0]), re.sub(r"[${}]", "", match["sum"]))
             number = _calculated(known)
             return match[0] if number is None else str(number)
         name = match["kubelet"] or match["braced"] or match["bare"]
@@ -140,7 +135,7 @@ def expand_text(text: str, values: Values) -> str:
         return match[0] if default is None or "$" in default else default
 
     for _ in range(4):  # a value may name another variable
-        text, before = _REFERENCE.sub(replacement, text), text
+        text, before = _EXPR.sub(_sum_of_expr, _REFERENCE.sub(replacement, text)), text
         if text == before:
             break
     return text
@@ -150,7 +145,39 @@ def unknown(text: str) -> list[str]:
     """Returns the names of variables and the substitutions that are left in an expanded text."""
     found = [match["kubelet"] or match["braced"] or match["bare"] or match[0] for match in _REFERENCE.finditer(text)]
     rest = _REFERENCE.sub("", text)
+    found += [match[1] for match in _OTHER.finditer(rest)]
     return list(dict.fromkeys([*found, *(["$(…)"] if "$(" in rest or "`" in rest else [])]))
+
+
+def is_more_than_output(text: str) -> bool:
+    """Returns whether a text has words of its own around the output of commands."""
+    return re.search(r"\s[\w.-]", OUTPUT.sub("", text).strip()) is not None
+
+
+def quoted(argument: str) -> str:
+    """Returns an expanded argument for a shell that reads what is left in it: variables, and output of commands."""
+    if not unknown(argument):
+        return shlex.quote(argument)
+    if _REFERENCE.fullmatch(argument) and "$(" not in argument:
+        return argument  # may be empty, or several words
+    live = re.compile(rf"{_REFERENCE.pattern}|{OUTPUT.pattern}|{_OTHER.pattern}")
+    parts: list[str] = []
+    end = 0
+    for match in live.finditer(argument):
+        parts += [re.sub(r'(["\\`$])', r"\\\1", argument[end : match.start()])]
+        parts += [f"${match['kubelet']}" if match["kubelet"] else match[0]]
+        end = match.end()
+    return f'"{"".join(parts)}{re.sub(chr(34), chr(92) + chr(34), argument[end:])}"'
+
+
+def sets(text: str) -> set[str]:
+    """Returns the variables that a shell text sets, and those that every shell has."""
+    try:
+        found = {name for step in commands(text) for name, _ in assignments(step)}
+    except ValueError:
+        found = set()
+    loops = re.findall(rf"\bfor\s+({NAME})\s+in\b|\bread\s+(?:-\w+\s+)*({NAME})", text)
+    return {*found, *(name for pair in loops for name in pair if name), *SHELL_HAS}
 
 
 def for_kubelet(text: str) -> str:
@@ -192,6 +219,11 @@ def is_export(command: Command) -> bool:
     )
 
 
+def _sum_of_expr(match: re.Match[str]) -> str:
+    number = _calculated((match[1] or match[2] or "").replace("\\", ""))
+    return match[0] if number is None else str(number)
+
+
 def _calculated(text: str) -> int | None:
     """Returns the value of shell arithmetic with whole numbers alone; None if a name or another sign is in it."""
 
@@ -211,10 +243,14 @@ def _calculated(text: str) -> int | None:
 
 
 def _split(text: str) -> list[str]:
+    """Returns the words of a text; the output of a command stays in one."""
+    outputs = OUTPUT.findall(text)
+    marked = OUTPUT.sub("\1", text)
     try:
-        return shlex.split(text)
+        words = shlex.split(marked)
     except ValueError:
-        return text.split()
+        words = marked.split()
+    return [re.sub("\1", lambda _: outputs.pop(0), word) for word in words]
 
 
 def _parted(tokens: Sequence[Token]) -> tuple[list[Token], str]:
@@ -234,142 +270,3 @@ def _parted(tokens: Sequence[Token]) -> tuple[list[Token], str]:
 def _names_nothing(token: Token) -> bool:
     """Returns whether the file of a redirection is in the next token."""
     return not token.quoted and re.fullmatch(r"[\d&]*(?:>>?\|?|<<?<?-?|<>)", token.text) is not None
-
-
-def _lexemes(text: str) -> Iterator[tuple[Token | str, int]]:
-    """Yields tokens and operators, each with its line."""
-    place, line = 0, 1
-    ends: list[str] = []  # of the here-documents that begin on the next line
-    before: Token | None = None
-    while place < len(text):
-        char = text[place]
-        if text.startswith("\\\n", place):
-            place, line = place + 2, line + 1
-        elif char == "#":
-            place = _end_of_line(text, place)
-        elif char in " \t\r":
-            place += 1
-        elif not text.startswith("&>", place) and (
-            sign := next((one for one in _OPERATORS if text.startswith(one, place)), None)
-        ):
-            yield sign, line
-            place += len(sign)
-            after = _behind_documents(text, place, ends) if sign == "\n" else place
-            line += (sign == "\n") + text.count("\n", place, after)
-            place = after
-        else:
-            token, after = _token(text, place, line)
-            if before and before.redirects and before.text in ("<<", "<<-"):
-                ends.append(token.text)
-            elif token.redirects and (match := re.fullmatch(r"<<-?([^<].*)", token.text)) and token.text != "<<-":
-                ends.append(match[1])
-            yield token, line
-            line += text.count("\n", place, after)
-            place, before = after, token
-
-
-def _behind_documents(text: str, place: int, ends: list[str]) -> int:
-    """Returns the place after the here-documents that begin at `place`, and empties the list of their last lines.
-
-    A document without its last line is none: `1 << 3` looks like its beginning.
-    """
-    while ends:
-        if found := re.compile(rf"(?:.*\n)*?\t*{re.escape(ends.pop(0))}(?:\n|$)").match(text, place):
-            place = found.end()
-    return place
-
-
-def _end_of_line(text: str, place: int) -> int:
-    end = text.find("\n", place)
-    return len(text) if end < 0 else end
-
-
-def _token(text: str, place: int, line: int) -> tuple[Token, int]:
-    """Returns the token that begins at `place`, and the place after it."""
-    parts: list[str] = []
-    quoted = array = False
-    begin = place
-    while place < len(text) and text[place] not in " \t\r\n;|)":
-        char = text[place]
-        if char == "&" and text[place - 1 : place] not in (">", "<") and text[place + 1 : place + 2] != ">":
-            break
-        if char in "<>" and parts and re.fullmatch(r"[\d&]*[<>&]*", "".join(parts)) is None:
-            break
-        if char == "(" and (place == begin or not parts or not parts[-1].endswith("=")):
-            break
-        if char == "\\":
-            escaped = text[place + 1 : place + 2]
-            parts.append({"\n": "", "$": LITERAL_DOLLAR}.get(escaped, escaped))
-            place += 2
-        elif char in "'\"":
-            inside, place = _quotation(text, place, line)
-            parts.append(inside)
-            quoted = True
-        elif char in "$`(":
-            end = _closing(text, place)
-            inside = text[place:end]
-            parts.append(_array(inside) if char == "(" else inside)
-            array = array or char == "("
-            place = end
-        else:
-            parts.append(char)
-            place += 1
-    if re.match(r"~(?:/|$)", "".join(parts)) and text[begin] == "~":
-        parts[0] = "$HOME"
-    if place == begin:  # a parenthesis with nothing in front
-        return Token(text[place]), place + 1
-    return Token("".join(parts), quoted or array, array, re.match(r"[\d&]*[<>]", text[begin:place]) is not None), place
-
-
-def _array(text: str) -> str:
-    """Returns the elements of `(a "b c")` as one text that splits into the same elements."""
-    elements = [item for item, _ in _lexemes(text[1:-1]) if isinstance(item, Token)]
-    return " ".join(shlex.quote(one.text) if _is_whole(one) else one.text for one in elements)
-
-
-def _is_whole(token: Token) -> bool:
-    """Returns whether an element stays one argument: a quotation without a variable in front, or a command's output."""
-    return "$(" in token.text or "`" in token.text or (token.quoted and not token.text.startswith("$"))
-
-
-def _quotation(text: str, place: int, line: int) -> tuple[str, int]:
-    """Returns the inside of the quotation that begins at `place`, and the place after it."""
-    mark = text[place]
-    parts: list[str] = []
-    at = place + 1
-    while at < len(text) and text[at] != mark:
-        char = text[at]
-        if mark == "'":
-            parts.append(LITERAL_DOLLAR if char == "$" else char)
-        elif char == "\\" and text[at + 1 : at + 2] in ("$", '"', "\\", "`", "\n"):
-            at += 1
-            parts.append({"\n": "", "$": LITERAL_DOLLAR}.get(text[at], text[at]))
-        elif text.startswith("$(", at):
-            end = _closing(text, at)
-            parts.append(text[at:end])
-            at = end
-            continue
-        else:
-            parts.append(char)
-        at += 1
-    if at >= len(text):
-        raise ValueError(f"line {line}: the quotation {mark} has no end")
-    return "".join(parts), at + 1
-
-
-def _closing(text: str, place: int) -> int:
-    """Returns the place after `$(…)`, `${…}`, `` `…` ``, `(…)`, or `$NAME`."""
-    if text[place] == "`":
-        end = text.find("`", place + 1)
-        return len(text) if end < 0 else end + 1
-    opening = place if text[place] == "(" else place + 1
-    pair = {"(": ")", "{": "}"}.get(text[opening : opening + 1])
-    if pair is None:
-        match = re.compile(rf"\$(?:{_NAME}|.)?", re.DOTALL).match(text, place)
-        return match.end() if match else place + 1
-    depth = 0
-    for at in range(opening, len(text)):
-        depth += (text[at] == text[opening]) - (text[at] == pair)
-        if depth == 0:
-            return at + 1
-    return len(text)
