@@ -9,15 +9,13 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dtj.convert import shell
+from dtj.convert import kept, shell
 from dtj.convert.fields import REDIRECTED, Draft
 from dtj.errors import InputError
 from dtj_agent.workers.launchers import is_launcher
-from dtj_contract import names
 from dtj_core.api import launcher_flags as flags
 from dtj_core.api.launcher import PYTHON, find
 from dtj_core.api.launcher_flags import MAX_RESTARTS, How
@@ -34,22 +32,6 @@ OTHER_LAUNCHERS = {
     **dict.fromkeys(
         ("docker", "podman", "apptainer", "singularity", "enroot", "kubectl"),
         "the pod is the container itself, of the image that the job names",
-    ),
-}
-AGENT_SETS = frozenset(names.TORCHRUN_ENV)
-# Variables of the environment that a launcher in the pod reads as its flags.
-EXPORTS = "export PET_NNODES=$WORLD_SIZE PET_NODE_RANK=$RANK PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT"
-
-
-ACCELERATE = (
-    "--num_machines $WORLD_SIZE --machine_rank $RANK --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT"
-)
-# Flags that give a launcher its place, for those that are not made to read the variables.
-OWN_FLAGS = {
-    r"accelerate(?:\s+launch|\.commands)": ("accelerate", ACCELERATE),
-    r"deepspeed(?=\s|\.launcher)": (
-        "deepspeed",
-        "--no_ssh --node_rank $RANK --master_addr $MASTER_ADDR --master_port $MASTER_PORT, and a --hostfile",
     ),
 }
 
@@ -83,11 +65,18 @@ class Launch:
 
 
 def unwrap(
-    command: Sequence[str], draft: Draft, where: str, values: shell.Values, processes: int | None = None
+    command: Sequence[str],
+    draft: Draft,
+    where: str,
+    values: shell.Values,
+    processes: int | None = None,
+    *,
+    of_script: bool = False,
 ) -> Launch:
     """Returns the command of a rank. `where` is the command's place in the file, for notes.
 
     `processes` is the number of ranks in each pod for a launcher that stays and names none.
+    `of_script`: the caller takes care of variables that are left in the command.
 
     Raises InputError for launchers that no agent replaces.
     """
@@ -101,13 +90,12 @@ def unwrap(
             "write the command of one rank, such as python3 train.py"
         )
     if program in SHELLS:
-        return _in_shell(command, draft, where, values, processes)
+        return _in_shell(command, draft, where, values, processes, of_script)
     launcher, arguments = find(command)
     if launcher:
-        return _unwrapped(launcher, arguments, draft, where, values, _written(command, arguments))
+        return _unwrapped(launcher, arguments, draft, where, values, _written(command, arguments), of_script)
     if is_detected(command):  # behind a prefix such as numactl
-        text = f"{_exports(processes)}; exec {shlex.join(command)}"
-        return _kept(["sh", "-c", text], draft, where, "a launcher that another program starts")
+        return _behind_prefix(command, draft, where, processes, of_script)
     return _shell_file(command, draft, where) if program.endswith(".sh") else Launch(command)
 
 
@@ -132,7 +120,13 @@ def _written(command: Sequence[str], arguments: Sequence[str]) -> str:
 
 
 def _unwrapped(
-    launcher: str, arguments: Sequence[str], draft: Draft, where: str, values: shell.Values, written: str
+    launcher: str,
+    arguments: Sequence[str],
+    draft: Draft,
+    where: str,
+    values: shell.Values,
+    written: str,
+    of_script: bool,
 ) -> Launch:
     """Returns the command of a rank, without its launcher. `written` is the launcher as the file has it."""
     own, script = flags.split(launcher, arguments)
@@ -150,7 +144,10 @@ def _unwrapped(
         if flag.how is How.REFUSED:
             raise InputError(f"{where}: {launcher} {option}: {flag.text}")
         draft.note(flag.how, f"{where}: {option}", flag.text, value)
-        if flag.env:
+        if flag.env and shell.unknown(value):
+            text = f"no value is known here for {flag.env}: write it in the container's env"
+            draft.note(How.NOT_CARRIED, f"{where}: {option}", text, value)
+        elif flag.env:
             launch.env[flag.env] = value or "true"
         if flag.counts:
             launch.counted_in = f"{option} {value}"
@@ -166,7 +163,7 @@ def _unwrapped(
             f"{written} passed it to the script: read LOCAL_RANK from the environment instead",
         )
     if keep:
-        return _kept_accelerate(own, script, launch, draft, where)
+        return _kept_accelerate(own, script, launch, draft, where, of_script)
     if flags.NO_PYTHON.name in names:
         launch.command = script
     else:
@@ -218,27 +215,54 @@ def _number(flag: flags.Flag, option: str, value: str, launch: Launch, draft: Dr
 
 
 def _kept_accelerate(
-    own: Sequence[tuple[str, str, flags.Flag | None]], script: Sequence[str], launch: Launch, draft: Draft, where: str
+    own: Sequence[tuple[str, str, flags.Flag | None]],
+    script: Sequence[str],
+    launch: Launch,
+    draft: Draft,
+    where: str,
+    of_script: bool,
 ) -> Launch:
     """Returns accelerate launch with the rendezvous of the pods, which overrides that of a configuration file."""
     dropped = {flag.name for flag in flags.ACCELERATE if flag.text is flags.RENDEZVOUS} | {
         "num_machines",
         "num_processes",
     }
-    kept = [
+    stay = [
         part
         for option, value, flag in own
         if flag is None or flag.name not in dropped
         for part in ([option, value] if value else [option])
     ]
     ranks = f" --num_processes {launch.total}" if launch.total else ""
-    text = f"exec accelerate launch {ACCELERATE}{ranks} {shlex.join([*kept, *script])}"
+    text = f"exec accelerate launch {kept.ACCELERATE}{ranks} {kept.joined([*stay, *script], of_script)}"
     launch.command, launch.kept = ["sh", "-c", text], True
     draft.note(How.OTHER, f"{where}: accelerate launch", "stays, with the rendezvous of the pods: one for each pod")
     return launch
 
 
-def _in_shell(command: Sequence[str], draft: Draft, where: str, values: shell.Values, processes: int | None) -> Launch:
+def _behind_prefix(command: Sequence[str], draft: Draft, where: str, processes: int | None, of_script: bool) -> Launch:
+    """Returns the launch of `numactl torchrun …`, whose torchrun gets its place from variables instead of flags."""
+    launch = Launch([], kept=True)
+    place = next((at for at in range(1, len(command)) if find(command[at:])[0] == "torchrun"), 0)
+    _, arguments = find(command[place:]) if place else ("", [])
+    own, script = flags.split("torchrun", arguments) if arguments else ([], [])
+    if script:
+        command = command[: len(command) - len(arguments)]
+        for option, value, flag in own:
+            if flag and (flag.text is flags.RENDEZVOUS or flag is flags.NODES):
+                draft.note(flag.how, f"{where}: {option}", flag.text, value)
+                _number(flag, option, value, launch, draft, where)
+            else:
+                command = [*command, option, value] if value else [*command, option]
+        command = [*command, *script]
+    text = f"{kept.exports(processes)}; exec {kept.joined(command, of_script)}"
+    launch.command = _kept(["sh", "-c", text], draft, where, "a launcher that another program starts").command
+    return launch
+
+
+def _in_shell(
+    command: Sequence[str], draft: Draft, where: str, values: shell.Values, processes: int | None, of_script: bool
+) -> Launch:
     """Returns the launch of `sh -c TEXT`. Text that does more than to start a launcher stays as it is."""
     place = next((at for at, token in enumerate(command[1:], 1) if re.fullmatch(r"-[a-z]*c", token)), 0)
     if not place or place + 1 >= len(command):
@@ -252,7 +276,7 @@ def _in_shell(command: Sequence[str], draft: Draft, where: str, values: shell.Va
         program = os.path.basename(step.tokens[0].text)
         if reason := OTHER_LAUNCHERS.get(program):
             raise InputError(f"{where}: {program} can't be converted, because {reason}: write the command of one rank")
-    if not steps or not is_detected(["sh", text]):
+    if not steps:
         return Launch(list(command))
     *before, last = steps
     simple = all(shell.is_export(step) or step.tokens[0].text in ("set", "echo") or _directory(step) for step in before)
@@ -271,22 +295,42 @@ def _in_shell(command: Sequence[str], draft: Draft, where: str, values: shell.Va
         launcher, rest = find(arguments) if arguments else ("", [])
         _, script = flags.split(launcher, rest) if launcher else ([], [])
         open_ends = [name for part in (*script, *env.values(), directory) for name in shell.unknown(part)]
-        if launcher and not open_ends:
-            launch = _unwrapped(launcher, rest, draft, where, known, _written(arguments, rest))
+        if launcher and (of_script or not open_ends):
+            launch = _unwrapped(launcher, rest, draft, where, known, _written(arguments, rest), of_script)
             if launch.kept:
                 return launch
-            launch.env = {**env, **launch.env}
+            launch.env = {**{name: value for name, value in env.items() if not shell.unknown(value)}, **launch.env}
             launch.directory = directory
             if last.redirected:
                 draft.note(How.NOT_CARRIED, where, REDIRECTED, last.redirected)
             draft.note(How.OTHER, where, "the shell around the launcher is gone; what it exported is in env")
             return launch
-    return _kept(
-        [*command[:place], "-c", f"{_exports(processes)}\n{_kubelet_to_shell(text)}", *command[place + 2 :]],
+    if of_script and _is_unknown(shell.expand(last.tokens, values)):
+        raise InputError(
+            f"{where}: {last.text}: the command can't be known here: give it with --command 'torchrun train.py'"
+        )
+    if not is_detected(["sh", text]):
+        return Launch(list(command))
+    stays = _kept(
+        [*command[:place], "-c", f"{kept.exports(processes)}\n{kept.kubelet_to_shell(text)}", *command[place + 2 :]],
         draft,
         where,
         "shell text",
     )
+    for step in steps:
+        launcher, rest = find(shell.expand(step.tokens, values))
+        for option, value, flag in flags.split(launcher, rest)[0] if launcher == "torchrun" else ():
+            if flag is flags.NODES:
+                _number(flag, option, value, stays, draft, where)
+    return stays
+
+
+def _is_unknown(command: Sequence[str]) -> bool:
+    """Returns whether nothing but variables without a value says what a command starts."""
+    rest = list(command)
+    while rest and re.fullmatch(r"\$\{?\w+(?:\[[@*]\])?\}?", rest[0]):
+        rest = rest[1:]
+    return len(rest) < len(command) and (not rest or rest[0].startswith("-"))
 
 
 def _directory(step: shell.Command) -> str:
@@ -305,17 +349,6 @@ def _shell_file(command: Sequence[str], draft: Draft, where: str) -> Launch:
     return Launch(list(command))
 
 
-def _exports(processes: int | None) -> str:
-    return EXPORTS + (f" PET_NPROC_PER_NODE={processes}" if processes else "")
-
-
-def _kubelet_to_shell(text: str) -> str:
-    """Returns `text` with `$(RANK)` as `$RANK`: the agent sets such variables, so the kubelet does not know them."""
-    return re.sub(
-        r"\$\((PET_[A-Z_]+|[A-Z_]+)\)", lambda m: f"${m[1]}" if m[1] in AGENT_SETS or "PET" in m[1] else m[0], text
-    )
-
-
 def _kept(command: list[str], draft: Draft, where: str, why: str) -> Launch:
     """Returns a launcher that stays in its command and reads the rendezvous from the environment."""
     draft.note(
@@ -324,7 +357,7 @@ def _kept(command: list[str], draft: Draft, where: str, why: str) -> Launch:
         f"{why} stays: the agent starts one launcher for each pod, and PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and"
         " PET_MASTER_PORT give torchrun its place; flags in it that name nodes or an endpoint still decide",
     )
-    for pattern, (launcher, own) in OWN_FLAGS.items():
+    for pattern, (launcher, own) in kept.OWN_FLAGS.items():
         if any(re.search(rf"(?:^|[\s;&|(/.]){pattern}", part) for part in command):
             text = f"{launcher} goes by flags of its own: in a job of several pods, pass {own}"
             draft.note(How.NOT_CARRIED, where, text)

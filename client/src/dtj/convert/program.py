@@ -11,7 +11,8 @@ from typing import Any
 
 from dtj.convert import shell
 from dtj.convert.fields import Draft
-from dtj.convert.launch import AGENT_SETS, SHELLS, Launch, unwrap
+from dtj.convert.kept import AGENT_SETS
+from dtj.convert.launch import SHELLS, Launch, unwrap
 from dtj.convert.pods import gpus, literal_env
 from dtj.errors import InputError
 from dtj_core.api.launcher import PYTHON
@@ -61,7 +62,8 @@ def settle(command: Sequence[str], container: Object, draft: Draft, where: str, 
     held = gpus(container)
     automatic = held if size.launcher_fills_gpus else 0
     values = {**literal_env(container), **(size.values or {})}
-    launch = unwrap(command, draft, where, values, size.processes or automatic or None)
+    of_script = size.values is not None
+    launch = unwrap(command, draft, where, values, size.processes or automatic or None, of_script=of_script)
     replicas = _replicas(launch, draft, where, size)
     processes = _processes(launch, draft, where, size, held, replicas)
     if processes != (held or 1):
@@ -72,23 +74,33 @@ def settle(command: Sequence[str], container: Object, draft: Draft, where: str, 
     container["env"] = env + [
         {"name": name, "value": value} for name, value in launch.env.items() if name not in {e.get("name") for e in env}
     ]
-    if size.values is not None and not launch.kept:
+    if of_script:
         launch.command = _without_shell(launch.command, literal_env(container), draft, where)
     _place(launch, container, draft, where)
 
 
 def _without_shell(command: Sequence[str], env: shell.Values, draft: Draft, where: str) -> list[str]:
     """Returns a script's command with the variables that are left as the kubelet reads them."""
-    left = [name for part in command for name in shell.unknown(part) if name not in env and name not in AGENT_SETS]
-    if command[0] in SHELLS:
-        return list(command)
+    in_shell = posixpath.basename(command[0]) in SHELLS
+    given = {*env, *AGENT_SETS, *(shell.sets(" ".join(command)) if in_shell else ())}
+    left = dict.fromkeys(name for part in command for name in shell.unknown(part) if name not in given)
+    if outputs := [one for part in command for one in shell.OUTPUT.findall(part)]:
+        left.pop("$(…)", None)
+        here = any(re.search(r"\b(?:scontrol|srun|squeue|sinfo|sacct)\b", one) for one in outputs)
+        text = "and there is no Slurm: write what it prints" if here else "by a shell of each rank"
+        for one in dict.fromkeys(outputs):
+            draft.note(How.NOT_CARRIED if here else How.OTHER, where, f"runs in the pod, {text}", one)
     if left:
-        names = ", ".join(dict.fromkeys(left))
+        names = ", ".join(f"${name}" if name in "@*" or name.isdecimal() else name for name in left)
         draft.note(
             How.NOT_CARRIED,
             where,
             f"no value is known here for {names}: write it in the container's env or the command",
         )
+    if in_shell:
+        return list(command)
+    if outputs:
+        return ["sh", "-c", f"exec {' '.join(map(shell.quoted, command))}"]
     return [shell.for_kubelet(part) for part in command]
 
 
@@ -98,7 +110,7 @@ def _replicas(launch: Launch, draft: Draft, where: str, size: Size) -> int:
         raise InputError(f"{where}: {launch.open['nodes']}: the value can't be known here: write the number of pods")
     low, high = launch.nodes or (size.replicas or 1,) * 2
     replicas = high if size.replicas is None else size.replicas
-    if not low <= replicas <= high and not launch.kept:
+    if not low <= replicas <= high:
         raise InputError(
             f"{where}: --nnodes {low if low == high else f'{low}:{high}'} contradicts {size.replicas_at}, which"
             f" asks for {replicas} pods: write the same number in both places"

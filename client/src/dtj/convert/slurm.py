@@ -112,8 +112,6 @@ def convert(
         values=values,
     )
     settle(command or tokens, container, draft, where, size)
-    if left := sorted({name for part in container.get("command", ()) for name in _SLURM.findall(part)}):
-        draft.note(How.NOT_CARRIED, where, f"no value is known here for {', '.join(left)}: write it in the command")
     if low and high and low < high:
         draft.put("spec.elastic", {"minReplicas": low, "maxReplicas": high})
     pods.finish(template, container, draft, where)

@@ -1,0 +1,174 @@
+"""`dtj convert` of scripts that put their training together from variables: what is known, and what is left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dtj.convert import shell
+from dtj.errors import InputError
+from tests.unit.client.converted import IMAGE, PYTORCHJOB, at, changed, notes, one
+
+COMMAND = "spec.template.spec.containers[0].command"
+ARGS = "spec.entrypoint.args"
+UNKNOWN = "no value is known here for"
+
+
+def script(*lines: str, nodes: int = 2) -> str:
+    """Returns an sbatch script."""
+    return "\n".join(["#!/bin/bash", f"#SBATCH --nodes={nodes} --gpus-per-node=4", *lines, ""])
+
+
+# name: (lines of the script, fields of the job, texts of its notes)
+FOLLOWED: dict[str, tuple[list[str], dict[str, Any], list[str]]] = {
+    "an argument of the script, read in a case of several lines": (
+        [
+            "LR=0.1",
+            'while [[ $# -gt 0 ]]; do case "$1" in',
+            "  --steps)",
+            "    STEPS=$2; shift 2 ;;",
+            "  --lr)",
+            "    LR=$2; shift 2 ;;",
+            "esac; done",
+            "srun torchrun train.py --lr $LR",
+        ],
+        {ARGS: ["--lr", "$(LR)"]},
+        ["line 8 LR ($2): set inside a condition or loop", f"{UNKNOWN} LR: write it"],
+    ),
+    "a default that a condition changes": (
+        ["MODE=", "if [ -d /fast ]; then MODE=--fast; fi", "srun torchrun train.py $MODE"],
+        {"spec.entrypoint": {"script": "train.py"}},
+        ["line 4 MODE (--fast): set inside a condition or loop"],
+    ),
+    "launcher and command in exported variables": (
+        [
+            "MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)",
+            'export LAUNCHER="python -u -m torch.distributed.run --nproc_per_node 4 --nnodes 2 \\',
+            '  --rdzv_endpoint $MASTER_ADDR:6000"',
+            'export CMD="`pwd`/train.py --data $DATA/x --lr 0.1"',
+            "srun bash -c '$LAUNCHER --node_rank $SLURM_PROCID $CMD'",
+        ],
+        {
+            "spec.replicas": 2,
+            "spec.entrypoint": None,
+            COMMAND: ["sh", "-c", 'exec python3 -u "`pwd`/train.py" --data "$DATA/x" --lr 0.1'],
+        },
+        ["(`pwd`): runs in the pod, by a shell of each rank", f"{UNKNOWN} DATA: write it"],
+    ),
+    "options of srun in a variable": (
+        [
+            "NODELIST=$(scontrol show hostnames $SLURM_JOB_NODELIST)",
+            'SRUN_ARGS="--kill-on-bad-exit=1 --nodes=2 --nodelist=$(scontrol show hostnames x)"',
+            "srun $SRUN_ARGS torchrun train.py",
+        ],
+        {"spec.replicas": 2, "spec.entrypoint": {"script": "train.py"}},
+        ["srun --kill-on-bad-exit (1)", "srun --nodelist ("],
+    ),
+    "a product by expr": (
+        [
+            "N=2",
+            'CMD="accelerate launch --num_machines=2 --num_processes=$(expr $N \\* 4) a.py"',
+            'srun bash -c "$CMD"',
+        ],
+        {"spec.replicas": 2, "spec.processesPerPod": None, "spec.entrypoint": {"script": "a.py"}},
+        [],
+    ),
+    "one element of an array that Slurm fills": (
+        ["HOSTS=($(scontrol show hostnames))", "srun torchrun train.py --server ${HOSTS[1]}"],
+        {},
+        [f"{UNKNOWN} HOSTS: write it"],
+    ),
+    "what Slurm prints": (
+        ['A="--hosts $(squeue -h) --lr 1"', "srun torchrun train.py $A"],
+        {},
+        ["not carried over: line 4 ($(squeue -h)): runs in the pod, and there is no Slurm: write what it prints"],
+    ),
+    "a variable that continues itself": (
+        ['EXTRA="$EXTRA --fp16"', "srun torchrun train.py $EXTRA"],
+        {ARGS: ["--fp16"]},
+        [],
+    ),
+    "a path that continues that of the image": (
+        ["export LD_LIBRARY_PATH=/efa/lib:$LD_LIBRARY_PATH", "srun torchrun train.py"],
+        {"spec.template.spec.containers[0].env": None},
+        ["(/efa/lib:$LD_LIBRARY_PATH): the image's own LD_LIBRARY_PATH is not known here"],
+    ),
+    "variables of a shell's text": (
+        ["srun sh -c 'for i in 1 2; do X=$i; done; cd $HOME && python train.py $X $DATA'"],
+        {},
+        [f"{UNKNOWN} DATA: write it"],
+    ),
+    "arguments of the script": (
+        ["OUT=$1", "srun torchrun train.py --out $OUT"],
+        {},
+        [f"{UNKNOWN} $1: write it"],
+    ),
+    "a program in front of torchrun": (
+        ["srun numactl -N 0 torchrun --nnodes=2 --nproc_per_node=4 --rdzv_endpoint=$(hostname) train.py --lr 1"],
+        {
+            COMMAND: [
+                "sh",
+                "-c",
+                "export PET_NNODES=$WORLD_SIZE PET_NODE_RANK=$RANK PET_MASTER_ADDR=$MASTER_ADDR"
+                " PET_MASTER_PORT=$MASTER_PORT; exec numactl -N 0 torchrun --nproc_per_node 4 train.py --lr 1",
+            ]
+        },
+        ["not needed: line 3: --rdzv_endpoint ($(hostname))"],
+    ),
+    "a number for a launcher's variable": (
+        ["srun accelerate launch --num_processes 8 --gradient_accumulation_steps $STEPS train.py"],
+        {"spec.template.spec.containers[0].env": None},
+        [f"--gradient_accumulation_steps ($STEPS): {UNKNOWN} ACCELERATE_GRADIENT_ACCUMULATION_STEPS"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_variables_are_followed(name: str) -> None:
+    lines, fields, texts = FOLLOWED[name]
+    draft = one(script(*lines), "job.sbatch", image=IMAGE)
+    assert {path: at(draft.job, path) for path in fields} == fields
+    said = notes(draft)
+    assert [text for text in texts if text not in said] == [], said
+
+
+REFUSED = {
+    "a command that is not in the file": (
+        script('srun bash -c "$LAUNCHER $CMD"'),
+        r"line 3: \$LAUNCHER \$CMD: the command can't be known here: give it with --command",
+    ),
+    "another number of pods, behind a program": (
+        script("srun nsys profile torchrun --nnodes=3 train.py"),
+        r"--nnodes 3 contradicts line 2 --nodes, which asks for 2 pods",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_not_train_is_refused(name: str) -> None:
+    text, message = REFUSED[name]
+    with pytest.raises(InputError, match=message):
+        one(text, "job.sbatch", image=IMAGE)
+
+
+def test_text_with_another_number_of_pods_is_refused() -> None:
+    """Such a torchrun would wait for a third pod for ever."""
+    text = "pip install x; torchrun --nnodes=3 train.py"
+    containers = [{"name": "pytorch", "image": IMAGE, "command": ["sh", "-c", text]}]
+    path = "spec.pytorchReplicaSpecs.Worker.template.spec.containers"
+    source = changed(PYTORCHJOB, {"spec.pytorchReplicaSpecs.Master": None, path: containers})
+    with pytest.raises(
+        InputError, match=r"--nnodes 3 contradicts spec.pytorchReplicaSpecs.\*.replicas, which asks for 2"
+    ):
+        one(source.replace("replicas: 3", "replicas: 2"))
+
+
+def test_commands_after_a_case_are_outside_of_it() -> None:
+    text = "case $1 in -a) A=1;; b|c) B=1;; (d) D=1;; esac\n(cd x)\nC=1"
+    assert {step.text: step.depth for step in shell.commands(text) if "=" in step.text} == {
+        "A=1": 1,
+        "B=1": 1,
+        "D=1": 1,
+        "C=1": 0,
+    }
