@@ -129,8 +129,8 @@ def test_variables_are_followed(name: str) -> None:
     lines, fields, texts = FOLLOWED[name]
     draft = one(script(*lines), "job.sbatch", image=IMAGE)
     assert {path: at(draft.job, path) for path in fields} == fields
-    said = notes(draft)
-    assert [text for text in texts if text not in said] == [], said
+    report = notes(draft)
+    assert [text for text in texts if text not in report] == [], report
 
 
 REFUSED = {
@@ -153,7 +153,7 @@ def test_what_would_not_train_is_refused(name: str) -> None:
 
 
 def test_text_with_another_number_of_pods_is_refused() -> None:
-    """Such a torchrun would wait for a third pod for ever."""
+    # Such a torchrun would wait for a third pod for ever.
     text = "pip install x; torchrun --nnodes=3 train.py"
     containers = [{"name": "pytorch", "image": IMAGE, "command": ["sh", "-c", text]}]
     path = "spec.pytorchReplicaSpecs.Worker.template.spec.containers"

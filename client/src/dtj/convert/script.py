@@ -6,6 +6,7 @@ import re
 
 from dtj.convert import shell
 from dtj.convert.fields import REDIRECTED, Draft
+from dtj.convert.lexer import LITERAL_DOLLAR
 from dtj_core.api.launcher_flags import How
 
 IMAGE = "the image holds what the training imports: build it with that, and name it with --image"
@@ -72,6 +73,7 @@ FILES = frozenset(
 )
 _AGENT = "the agent sets what torchrun sets, for each rank"
 _COUNT = re.compile(r"N?NODES?")
+_NO_VALUE = "no value is known here: write it in the container's env"
 _SELF = "the image's own {0} is not known here: write the whole value in the container's env"
 _OF_SLURM = re.compile(r"(?:MASTER_(?:ADDR|PORT)|WORLD_SIZE|N?NODES?|RANK|LOCAL_RANK|NODE_RANK|SLURM_\w+|PET_\w+)$")
 
@@ -86,7 +88,7 @@ def assign(step: shell.Command, values: dict[str, str], env: dict[str, str], dra
         value = shell.expand_text(token.text, values)
         if name in shell.unknown(value) and not exported:  # nothing has set it before
             value = shell.expand_text(value, {name: ""})
-        text = value.replace(shell.LITERAL_DOLLAR, "$")
+        text = value.replace(LITERAL_DOLLAR, "$")
         where = f"line {step.line} {name}"
         if token.array and not step.depth:
             values[name] = value
@@ -101,9 +103,7 @@ def assign(step: shell.Command, values: dict[str, str], env: dict[str, str], dra
                 values[name] = text
             draft.note(How.NOT_NEEDED, where, _AGENT, text)
         elif exported and step.redirected:
-            draft.note(
-                How.NOT_CARRIED, where, "no value is known here: write it in the container's env", step.redirected
-            )
+            draft.note(How.NOT_CARRIED, where, _NO_VALUE, step.redirected)
         elif name in (left := shell.unknown(value)) and exported:
             draft.note(How.NOT_CARRIED, where, _SELF.format(name), text)
         elif left:
@@ -135,7 +135,7 @@ def _export(name: str, step: shell.Command, values: dict[str, str], env: dict[st
         env[name] = values[name]
         draft.note(How.OTHER, where, "env of the container", env[name])
     else:
-        draft.note(How.NOT_CARRIED, where, "no value is known here: write it in the container's env")
+        draft.note(How.NOT_CARRIED, where, _NO_VALUE)
 
 
 def fate(tokens: list[str]) -> tuple[How, str]:

@@ -243,14 +243,14 @@ def _calculated(text: str) -> int | None:
 
 
 def _split(text: str) -> list[str]:
-    """Returns the words of a text; the output of a command stays in one."""
+    """Returns the tokens of a text; the output of a command stays in one."""
     outputs = OUTPUT.findall(text)
     marked = OUTPUT.sub("\1", text)
     try:
-        words = shlex.split(marked)
+        tokens = shlex.split(marked)
     except ValueError:
-        words = marked.split()
-    return [re.sub("\1", lambda _: outputs.pop(0), word) for word in words]
+        tokens = marked.split()
+    return [re.sub("\1", lambda _: outputs.pop(0), token) for token in tokens]
 
 
 def _parted(tokens: Sequence[Token]) -> tuple[list[Token], str]:
