@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dtj.convert import meta, pytorchjob, slurm, torchrun, trainjob
+from dtj.convert import appwrapper, meta, pytorchjob, slurm, torchrun, trainjob
 from dtj.convert.fields import Draft, leaves, shown
 from dtj.errors import InputError
 from dtj.jobfile import parse_documents
@@ -133,7 +133,7 @@ def _looks_like_yaml(text: str) -> bool:
 
 
 def _from_yaml(text: str, options: Options) -> list[Draft]:
-    found = objects(text)
+    found, wrappers = appwrapper.unwrapped(objects(text))
     if options.image or options.gpus is not None:
         raise InputError(
             "--image and --gpus are for scripts and command lines: write them into the container of the file"
@@ -156,6 +156,7 @@ def _from_yaml(text: str, options: Options) -> list[Draft]:
     for one in passed:
         what = f"{one.get('kind')} {(one.get('metadata') or {}).get('name', '')}".strip()
         drafts[0].note(How.NOT_CARRIED, what, "no training job: apply it by itself")
+    drafts[0].notes[:0] = wrappers.notes
     return drafts
 
 
