@@ -1,9 +1,9 @@
-"""Takes a command out of `apptainer exec IMAGE COMMAND`, also under the name singularity. Pure."""
+"""Takes a command out of `apptainer exec IMAGE COMMAND`, `singularity exec` and `shifter COMMAND`. Pure."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dtj.convert.fields import Draft
@@ -11,7 +11,10 @@ from dtj.convert.sbatch import Allocation
 from dtj.errors import InputError
 from dtj_core.api.launcher_flags import How
 
-PROGRAMS = frozenset({"apptainer", "singularity"})
+WRAPPERS = frozenset({"apptainer_wrapper", "singularity_wrapper"})
+"""Programs of a site that know their image themselves."""
+PROGRAMS = WRAPPERS | {"apptainer", "singularity"}
+SHIFTER = "shifter"
 _VOLUMES = "write volumes and volumeMounts in spec.template"
 _ENV = "write variables in the container's env"
 _OTHER = "an option of Apptainer without a counterpart: set it in spec.template"
@@ -45,6 +48,13 @@ _VALUED = {
     "--network-args": _OTHER,
     "--fusemount": _OTHER,
 }
+_OF_SHIFTER = {
+    **dict.fromkeys(("-V", "--volume"), _VOLUMES),
+    **dict.fromkeys(("-e", "--env", "--env-file"), _ENV),
+    **dict.fromkeys(("-m", "--module"), "the image holds what the module adds: build it with that"),
+    **dict.fromkeys(("-w", "--workdir"), "set workingDir of the container"),
+    **dict.fromkeys(("-i", "--image"), "spec.image"),
+}
 
 
 @dataclass
@@ -57,15 +67,23 @@ class Inside:
 
 
 def inside(tokens: Sequence[str]) -> Inside | None:
-    """Returns the parts of `apptainer exec` and `apptainer run`; None for any other command."""
-    if not tokens or os.path.basename(tokens[0]) not in PROGRAMS:
-        return None
+    """Returns the parts of `apptainer exec`, `apptainer run` and `shifter`; None for any other command."""
+    program = os.path.basename(tokens[0]) if tokens else ""
     found = Inside()
-    rest = _options(list(tokens[1:]), found)
+    if program == SHIFTER:
+        found.command = _options(list(tokens[1:]), found, _OF_SHIFTER)
+        found.image = next((value for name, value in found.options if name in ("-i", "--image")), "")
+        return found
+    if program not in PROGRAMS:
+        return None
+    rest = _options(list(tokens[1:]), found, _VALUED)
     if rest[:1] not in (["exec"], ["run"]):
         return None
-    image, *found.command = _options(rest[1:], found) or [""]
-    found.image = image
+    rest = _options(rest[1:], found, _VALUED)
+    if program in WRAPPERS:
+        found.command = rest
+    else:
+        found.image, *found.command = rest or [""]
     return found
 
 
@@ -77,22 +95,28 @@ def unwrap(tokens: list[str], allocation: Allocation, where: str, draft: Draft) 
     found = inside(tokens)
     if found is None:
         return tokens
+    program = os.path.basename(tokens[0])
+    table = _OF_SHIFTER if program == SHIFTER else _VALUED
     for name, value in found.options:
-        if name in _VALUED:
-            draft.note(How.NOT_CARRIED, f"{where} {name}", _VALUED[name], value)
+        if name in table:
+            how = How.OTHER if table[name] == "spec.image" else How.NOT_CARRIED
+            draft.note(how, f"{where} {name}", table[name], value)
         else:
             draft.note(How.NOT_NEEDED, f"{where} {name}", "the pod is the container, with the GPUs that it requests")
-    allocation.options["--container-image"] = found.image
+    if found.image:
+        allocation.options["--container-image"] = found.image
+    else:
+        draft.note(How.NOT_NEEDED, f"{where} {program}", "the pod is the container")
     if not found.command:
         raise InputError(f"{where}: the image's own command is not in the file: give it with --command")
     return found.command
 
 
-def _options(tokens: list[str], into: Inside) -> list[str]:
+def _options(tokens: list[str], into: Inside, valued: Mapping[str, str]) -> list[str]:
     """Adds the options in front to `into`, and returns what follows them."""
     while tokens and tokens[0].startswith("-"):
         name, equals, value = tokens.pop(0).partition("=")
-        if not equals and name in _VALUED and tokens:
+        if not equals and name in valued and tokens:
             value = tokens.pop(0)
         into.options.append((name, value))
     return tokens
