@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
 
 from dtj.convert.fields import Draft, Field, as_object
@@ -16,6 +17,8 @@ NO_IMAGE = (
     "no container image: a pod needs one with Python 3.9, torch and the script: give --image, for instance"
     " --image pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime"
 )
+OUR_LABELS = re.compile(rf"{names.GROUP}/|apps\.kubernetes\.io/pod-index$|statefulset\.kubernetes\.io/pod-name$")
+"""Labels that the pods of a job have anyway."""
 POD_FIELDS = (
     Field("spec.containers[].image", How.SAME, "spec.image"),
     Field(
@@ -123,10 +126,36 @@ def gpus(container: Object) -> int:
     return 0
 
 
+def _drop_open_amounts(container: Object, draft: Draft, place: str) -> None:
+    """Removes resources without an amount, as a template leaves them that nobody has filled in."""
+    for kind, amounts in (container.get("resources") or {}).items():
+        for name in [name for name, amount in (amounts or {}).items() if amount in (None, "")]:
+            amounts.pop(name)
+            draft.note(How.NOT_CARRIED, f"{place}.resources.{kind}.{name}", "no amount is in the file: write it")
+
+
+def _note_labels(template: Object, draft: Draft, place: str) -> None:
+    """Notes variables that read a label or an annotation of the pod which the file does not set."""
+    pod = place.rpartition(".containers[")[0]
+    held = template.get("metadata") or {}
+    for kind in ("initContainers", "containers"):
+        for at, container in enumerate(template["spec"].get(kind) or []):
+            for number, variable in enumerate(container.get("env") or []):
+                path = str((((variable.get("valueFrom") or {}).get("fieldRef")) or {}).get("fieldPath") or "")
+                match = re.fullmatch(r"metadata\.(labels|annotations)\['?([^']+?)'?\]", path)
+                if match and match[2] not in (held.get(match[1]) or {}) and not OUR_LABELS.match(match[2]):
+                    text = "the pods have it from another system: read RANK, or GROUP_RANK, the pod's number, instead"
+                    draft.note(How.NOT_CARRIED, f"{pod}.{kind}[{at}].env[{number}]", text, path)
+
+
 def finish(template: Object, container: Object, draft: Draft, place: str) -> None:
     """Puts image and template into the job, without what is empty. `place` is that of the container in the file."""
-    if image := container.pop("image", None):
-        draft.put("spec.image", image)
+    image = container.pop("image", None)
+    if not image:
+        raise InputError(f"{place}.image: required: write the image that holds Python 3.9, torch and the script")
+    draft.put("spec.image", image)
+    _drop_open_amounts(container, draft, place)
+    _note_labels(template, draft, place)
     for empty in [name for name, value in container.items() if value in (None, [], {}) and name != "name"]:
         container.pop(empty)
     pod = template["spec"]
