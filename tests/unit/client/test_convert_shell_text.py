@@ -153,7 +153,7 @@ def test_what_would_not_train_is_refused(name: str) -> None:
 
 
 def test_text_with_another_number_of_pods_is_refused() -> None:
-    # Such a torchrun would wait for a third pod for ever.
+    # This torchrun would wait for a third pod for ever.
     text = "pip install x; torchrun --nnodes=3 train.py"
     containers = [{"name": "pytorch", "image": IMAGE, "command": ["sh", "-c", text]}]
     path = "spec.pytorchReplicaSpecs.Worker.template.spec.containers"

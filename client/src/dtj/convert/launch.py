@@ -26,7 +26,7 @@ OTHER_LAUNCHERS = {
     "mpiexec": "MPI starts the ranks by ssh",
     "horovodrun": "Horovod starts the ranks by ssh",
     "ray": "Ray has a scheduler of its own",
-    "tune": "torchtune starts torchrun itself",
+    "tune": "torchtune starts torchrun itself, on a recipe that `tune cp RECIPE FILE` gives you as a script",
     "composer": "Composer starts the ranks itself",
     "colossalai": "ColossalAI starts the ranks by ssh",
     **dict.fromkeys(
@@ -326,7 +326,7 @@ def _in_shell(
 
 
 def _is_unknown(command: Sequence[str]) -> bool:
-    """Returns whether nothing but variables without a value says what a command starts."""
+    """Returns whether the program that a command starts is in variables without a value alone."""
     rest = list(command)
     while rest and re.fullmatch(r"\$\{?\w+(?:\[[@*]\])?\}?", rest[0]):
         rest = rest[1:]

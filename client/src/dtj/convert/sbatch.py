@@ -152,6 +152,7 @@ def split(tokens: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
             break
         if token.startswith("--"):
             name, equals, value = token.partition("=")
+            name = name.replace("_", "-")  # as in --cpu_bind
         elif token[1] in SHORT:
             name, value = SHORT[token[1]], token[2:].removeprefix("=")
             equals = "=" if value else ""

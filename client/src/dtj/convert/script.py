@@ -84,6 +84,8 @@ def assign(step: shell.Command, values: dict[str, str], env: dict[str, str], dra
     for token in step.tokens[1:] if exported else ():
         if "=" not in token.text and not token.text.startswith("-"):
             _export(token.text, step, values, env, draft)
+    if not step.depth:
+        note_arguments(step, f"line {step.line}", draft)
     for name, token in shell.assignments(step):
         value = shell.expand_text(token.text, values)
         if name in shell.unknown(value) and not exported:  # nothing has set it before
@@ -122,6 +124,13 @@ def assign(step: shell.Command, values: dict[str, str], env: dict[str, str], dra
             if exported:
                 env[name] = text
             draft.note(How.OTHER, where, "env of the container" if exported else "filled in where it is used", text)
+
+
+def note_arguments(step: shell.Command, where: str, draft: Draft) -> None:
+    """Notes that a line passes the script's own arguments on, which are not in the file."""
+    if re.search(r"\$\{?[@*]", step.text):
+        text = "the arguments that you give the script are not in the file: write them behind the command"
+        draft.note(How.NOT_CARRIED, where, text, "$@")
 
 
 def _export(name: str, step: shell.Command, values: dict[str, str], env: dict[str, str], draft: Draft) -> None:

@@ -187,7 +187,9 @@ def for_kubelet(text: str) -> str:
     """
     if "$(…)" in unknown(text):
         return text
-    return _REFERENCE.sub(lambda match: f"$({name})" if (name := match["braced"] or match["bare"]) else match[0], text)
+    return _REFERENCE.sub(
+        lambda match: f"$({match['braced'] or match['bare']})" if _is_named(match) else match[0], text
+    )
 
 
 def assignments(command: Command) -> Iterator[tuple[str, Token]]:
@@ -240,6 +242,10 @@ def _calculated(text: str) -> int | None:
         return value(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError):
         return None
+
+
+def _is_named(match: re.Match[str]) -> bool:
+    return (match["braced"] or match["bare"] or "0")[0] not in "@*0123456789"
 
 
 def _split(text: str) -> list[str]:

@@ -112,6 +112,10 @@ def convert(
         values=values,
     )
     settle(command or tokens, container, draft, where, size)
+    if high is None and draft.job["spec"]["replicas"] == 1:
+        text = "spec.replicas is 1: no directive names the nodes; set it if you give sbatch --nodes"
+        draft.note(How.OTHER, "--nodes", text)
+    script.note_arguments(step, where, draft)
     if low and high and low < high:
         draft.put("spec.elastic", {"minReplicas": low, "maxReplicas": high})
     pods.finish(template, container, draft, where)
@@ -141,6 +145,7 @@ def _slurm_values(allocation: sbatch.Allocation) -> dict[str, str]:
         "SLURM_LOCALID": "$(LOCAL_RANK)",
         "SLURM_NODEID": "$(GROUP_RANK)",
         "@": "",
+        "*": "",
     }
 
 
@@ -192,6 +197,10 @@ def _only(
     started = [one for one in under if is_detected(one[1])] or under
     if command and steps:
         return started[0] if started else (steps[-1], ["true"])
+    if not started and (submits := next((step for step in steps if step.tokens[0].text == "sbatch"), None)):
+        raise InputError(
+            f"line {submits.line} submits another script with sbatch: convert that script, from a file of its own"
+        )
     if not started:
         raise InputError(
             "no line starts the training: write srun torchrun train.py, or give --command 'torchrun train.py'"

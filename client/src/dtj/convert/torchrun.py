@@ -29,7 +29,7 @@ def convert(text: str, image: str | None, name: str, gpus: int | None = None) ->
         steps = shell.commands(text)
     except ValueError as error:
         raise InputError(str(error)) from error
-    values = {"@": ""}
+    values = {"@": "", "*": ""}
     env: dict[str, str] = {}
     found: list[tuple[shell.Command, list[str]]] = []
     for step in steps:
@@ -69,6 +69,7 @@ def convert(text: str, image: str | None, name: str, gpus: int | None = None) ->
     template: Object = {"spec": {"containers": [container]}}
     draft.put("metadata.name", name)
     settle(tokens, container, draft, where, Size(values=values))
+    script.note_arguments(step, where, draft)
     if gpus is None:
         draft.note(
             How.NOT_CARRIED, where, "a command line reserves no GPUs: give --gpus N, the number of each pod; 0 for none"
