@@ -154,8 +154,8 @@ CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     ),
     "a variable that is nowhere": (
         "torchrun t.py --out $HOME/x",
-        {"spec.entrypoint.args": ["--out", "$(HOME)/x"]},
-        ["no value is known here for HOME"],
+        {"spec.template.spec.containers[0].command": ["sh", "-c", 'exec python3 -u t.py --out "$HOME/x"']},
+        ["not carried over: line 1 ($HOME): is read by a shell of each rank, and has the pod's value"],
     ),
     "a variable in front": ("A=1 torchrun t.py", {f"{CONTAINER}.env": [{"name": "A", "value": "1"}]}, []),
     "numactl": (
@@ -186,7 +186,10 @@ REFUSED = {
     "TPUs": ("accelerate launch --tpu t.py", "--tpu: jobs run on GPUs or processors"),
     "an autotuner": ("deepspeed --autotuning run t.py", "run the autotuner by itself"),
     "two launchers": ("torchrun a.py\ntorchrun b.py", "lines 1, 2 start a launcher: write one command"),
-    "a loop": ("for i in 1 2; do torchrun a.py $i; done", "line 1 starts a launcher inside a loop or condition"),
+    "a loop": (
+        "for i in 1 2; do torchrun a.py $i; done",
+        "line 1 starts a launcher inside a loop, condition or function",
+    ),
     "an open quotation": ("torchrun 'a.py", "line 1: the quotation ' has no end"),
 }
 

@@ -172,3 +172,10 @@ def test_commands_after_a_case_are_outside_of_it() -> None:
         "D=1": 1,
         "C=1": 0,
     }
+
+
+def test_directory_of_the_pod_is_read_by_a_shell() -> None:
+    draft = one(script("/usr/bin/time srun torchrun $PWD/train.py --home $HOME"), "job.sbatch", image=IMAGE)
+    assert at(draft.job, COMMAND) == ["sh", "-c", 'exec python3 -u "$PWD/train.py" --home $HOME']
+    assert "not carried over: line 3 ($HOME $PWD): is read by a shell of each rank" in notes(draft)
+    assert UNKNOWN not in notes(draft)

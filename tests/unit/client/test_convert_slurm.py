@@ -302,7 +302,10 @@ REFUSED: dict[str, tuple[str, str]] = {
     ),
     "no training": (script("-N 1", body="echo a"), "no line starts the training: write srun torchrun train.py"),
     "two trainings": (script("-N 1", body=f"{SRUN}\nsrun python3 b.py"), "line 3 (srun python3 train.py) and line 4"),
-    "a loop": (script("-N 1", body=f"for i in 1 2; do\n{SRUN} $i\ndone"), "started inside a loop or condition"),
+    "a loop": (
+        script("-N 1", body=f"for i in 1 2; do\n{SRUN} $i\ndone"),
+        "started inside a loop, condition or function",
+    ),
     "uneven tasks": (script("-N 2", "--ntasks=3"), "line 3 --ntasks: 3 can't be divided by --nodes 2"),
     "uneven GPUs": (script("-N 2", "--gpus=3"), "line 3 --gpus: 3 can't be divided by --nodes 2"),
     "nodes as a variable": (

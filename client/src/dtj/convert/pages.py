@@ -99,7 +99,8 @@ dtj convert train.sbatch --image registry.example/train:1 | kubectl apply --dry-
 Variables that the script sets to plain values are filled in, and `SLURM_NNODES` and the like follow from the \
 directives.
 `SLURM_PROCID` becomes `RANK`, `SLURM_LOCALID` becomes `LOCAL_RANK`, and `SLURM_NODEID` becomes `GROUP_RANK`.
-A script with two trainings, or with its training inside a loop or condition, is refused: choose with `--command`.
+A script with two trainings, or with its training inside a loop, condition or function, is refused: choose with \
+`--command`.
 """,
         _table("Directives, and flags of srun", rows),
         _table("Lines", slurm.LINES),

@@ -136,7 +136,8 @@ def _drop_open_amounts(container: Object, draft: Draft, place: str) -> None:
 
 def _note_labels(template: Object, draft: Draft, place: str) -> None:
     """Notes variables that read a label or an annotation of the pod which the file does not set."""
-    pod = place.rpartition(".containers[")[0]
+    before, found, _ = place.rpartition(".containers[")
+    pod = f"{before}." if found else ""
     held = template.get("metadata") or {}
     for kind in ("initContainers", "containers"):
         for at, container in enumerate(template["spec"].get(kind) or []):
@@ -145,7 +146,7 @@ def _note_labels(template: Object, draft: Draft, place: str) -> None:
                 match = re.fullmatch(r"metadata\.(labels|annotations)\['?([^']+?)'?\]", path)
                 if match and match[2] not in (held.get(match[1]) or {}) and not OUR_LABELS.match(match[2]):
                     text = "the pods have it from another system: read RANK, or GROUP_RANK, the pod's number, instead"
-                    draft.note(How.NOT_CARRIED, f"{pod}.{kind}[{at}].env[{number}]", text, path)
+                    draft.note(How.NOT_CARRIED, f"{pod}{kind}[{at}].env[{number}]", text, path)
 
 
 def finish(template: Object, container: Object, draft: Draft, place: str) -> None:

@@ -82,7 +82,7 @@ def settle(command: Sequence[str], container: Object, draft: Draft, where: str, 
 def _without_shell(command: Sequence[str], env: shell.Values, draft: Draft, where: str) -> list[str]:
     """Returns a script's command with the variables that are left as the kubelet reads them."""
     in_shell = posixpath.basename(command[0]) in SHELLS
-    given = {*env, *AGENT_SETS, *(shell.sets(" ".join(command)) if in_shell else ())}
+    given = {*env, *AGENT_SETS, *(shell.sets(" ".join(command)) if in_shell else shell.SHELL_HAS)}
     left = dict.fromkeys(name for part in command for name in shell.unknown(part) if name not in given)
     if outputs := [one for part in command for one in shell.OUTPUT.findall(part)]:
         left.pop("$(…)", None)
@@ -99,7 +99,11 @@ def _without_shell(command: Sequence[str], env: shell.Values, draft: Draft, wher
         )
     if in_shell:
         return list(command)
-    if outputs:
+    if of_shell := [name for name in shell.SHELL_HAS if name in shell.unknown(" ".join(command)) and name not in env]:
+        text = "is read by a shell of each rank, and has the pod's value, not that of your machine"
+        how = How.NOT_CARRIED if "HOME" in of_shell else How.OTHER
+        draft.note(how, where, text, " ".join(f"${name}" for name in sorted(of_shell)))
+    if outputs or of_shell:
         return ["sh", "-c", f"exec {' '.join(map(shell.quoted, command))}"]
     return [shell.for_kubelet(part) for part in command]
 

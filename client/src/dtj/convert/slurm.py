@@ -73,7 +73,7 @@ def convert(
             continue
         tokens = shell.unwrapped(shell.expand(step.tokens, values))
         tokens = _without_assignments(tokens, env)
-        while tokens and tokens[0] in WRAPPERS:
+        while tokens and os.path.basename(tokens[0]) in WRAPPERS:
             tokens = tokens[1:]
         if not tokens:
             continue
@@ -213,7 +213,7 @@ def _only(
     step, tokens = started[0]
     if step.depth:
         raise InputError(
-            f"line {step.line}: the training is started inside a loop or condition, which a job has none of:"
+            f"line {step.line}: the training is started inside a loop, condition or function, which a job has none of:"
             " write the one command that shall run, or give it with --command"
         )
     return step, tokens

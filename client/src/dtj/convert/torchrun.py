@@ -55,9 +55,9 @@ def convert(text: str, image: str | None, name: str, gpus: int | None = None) ->
                 if len(found) > 1
                 else "no line by itself starts a launcher"
                 if not found
-                else f"line {lines} starts a launcher inside a loop or condition"
+                else f"line {lines} starts a launcher inside a loop, condition or function"
             )
-            + ": write one command, outside of loops and conditions, such as torchrun train.py"
+            + ": write one command outside of them, such as torchrun train.py"
         )
     step, tokens = found[0]
     where = f"line {step.line}"

@@ -200,6 +200,7 @@ def convert(
     carry(FIELDS, {**source, "spec": {**spec, **{name: _of_trainer(spec, name) for name in OVERRIDES}}}, draft)
     where = f"{place}{JOBS}[{chosen}].template.spec.template"
     template, container, at = pods.take(template, draft, where, TRAINERS)
+    place_of_container = at
     _override(spec, template, container["name"], draft)
     at, container = _trainer(spec.get("trainer") or {}, template, container["name"], at)
     _job_metadata(spec, runtime, template)
@@ -219,7 +220,7 @@ def convert(
         launcher_fills_gpus=True,
     )
     settle(tokens, container, draft, f"{at}.command", size)
-    pods.finish(template, container, draft, at)
+    pods.finish(template, container, draft, place_of_container)
     return draft
 
 
