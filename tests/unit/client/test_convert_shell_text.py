@@ -164,6 +164,19 @@ def test_text_with_another_number_of_pods_is_refused() -> None:
         one(source.replace("replicas: 3", "replicas: 2"))
 
 
+def test_places_that_stay_in_text_are_noted() -> None:
+    text = (
+        "login; accelerate launch --use_deepspeed --machine_rank=0 --main_process_ip=$MASTER_ADDR a.py\n"
+        "torchrun --standalone b.py"
+    )
+    containers = [{"name": "pytorch", "image": IMAGE, "command": ["sh", "-c", text]}]
+    path = "spec.pytorchReplicaSpecs.Worker.template.spec.containers"
+    report = notes(one(changed(PYTORCHJOB, {"spec.pytorchReplicaSpecs.Master": None, path: containers})))
+    assert f"not carried over: {path}[0].command: --machine_rank (0): stays in the text, but the pods have" in report
+    assert f"not carried over: {path}[0].command: --standalone: stays in the text" in report
+    assert "command: --main_process_ip" not in report
+
+
 def test_commands_after_a_case_are_outside_of_it() -> None:
     text = "case $1 in -a) A=1;; b|c) B=1;; (d) D=1;; esac\n(cd x)\nC=1"
     assert {step.text: step.depth for step in shell.commands(text) if "=" in step.text} == {
@@ -172,6 +185,11 @@ def test_commands_after_a_case_are_outside_of_it() -> None:
         "D=1": 1,
         "C=1": 0,
     }
+
+
+def test_prefix_without_a_command_is_noted() -> None:
+    draft = one(script("env", "srun torchrun train.py"), "job.sbatch", image=IMAGE)
+    assert "not needed: line 3 (env): it changes nothing of the training" in notes(draft)
 
 
 def test_directory_of_the_pod_is_read_by_a_shell() -> None:

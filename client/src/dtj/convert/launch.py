@@ -177,6 +177,7 @@ def _unwrapped(
     return launch
 
 
+_PLACES = ("node_rank", "master_addr", "rdzv_endpoint", "standalone", "machine_rank", "main_process_ip")
 _NODES = ("nnodes", "num_machines", "num_nodes")
 _PROCESSES = ("nproc_per_node", "num_gpus", "num_processes")
 _LIMITS = {
@@ -319,10 +320,19 @@ def _in_shell(
     )
     for step in steps:
         launcher, rest = find(shell.expand(step.tokens, values))
-        for option, value, flag in flags.split(launcher, rest)[0] if launcher == "torchrun" else ():
+        for option, value, flag in flags.split(launcher, rest)[0] if launcher else ():
             if flag is flags.NODES:
                 _number(flag, option, value, stays, draft, where)
+            elif flag and flag.name in _PLACES and not _is_of_agent(value):
+                text = "stays in the text, but the pods have other places: remove it, or write that of the note above"
+                draft.note(How.NOT_CARRIED, f"{where}: {option}", text, value)
     return stays
+
+
+def _is_of_agent(value: str) -> bool:
+    """Returns whether a value has variables in it that give a launcher its place."""
+    left = shell.unknown(value)
+    return bool(left) and all(name in kept.AGENT_SETS or name.startswith("PET_") for name in left)
 
 
 def _is_unknown(command: Sequence[str]) -> bool:

@@ -73,7 +73,7 @@ def convert(
             continue
         tokens = shell.unwrapped(shell.expand(step.tokens, values))
         tokens = _without_assignments(tokens, env)
-        while tokens and os.path.basename(tokens[0]) in WRAPPERS:
+        while len(tokens) > 1 and os.path.basename(tokens[0]) in WRAPPERS:
             tokens = tokens[1:]
         if not tokens:
             continue
