@@ -102,6 +102,18 @@ def test_script_that_submits_another_is_refused() -> None:
         one(text, "job.sh", image=IMAGE)
 
 
+def test_check_of_the_nodes_is_no_training() -> None:
+    lines = "srun bash -c 'python -c \"import torch\"'\nsrun bash -c '$LAUNCHER train.py'"
+    draft = one(sbatch(f"export LAUNCHER='torchrun --nnodes 2'\n{lines}"), "job.sbatch", image=IMAGE)
+    assert draft.job["spec"]["entrypoint"] == {"script": "train.py"}
+    assert "not carried over: line 4 (srun bash -c python -c" in notes(draft)
+
+
+def test_object_without_kind_is_refused() -> None:
+    with pytest.raises(InputError, match="an object without kind: write a PyTorchJob"):
+        convert("metadata: {name: x}\nkind:\nspec: {}", "job.yaml", Options())
+
+
 def test_old_spelling_of_an_option_of_srun_is_known() -> None:
     assert "not needed: line 3 srun --cpu-bind (v)" in notes(
         one(sbatch("srun --cpu_bind=v torchrun train.py"), "job.sbatch", image=IMAGE)
@@ -148,6 +160,21 @@ def test_resource_without_an_amount_is_left_out_and_noted() -> None:
     draft = one(changed(PYTORCHJOB, {"spec.pytorchReplicaSpecs.Master": None, WORKERS: [container]}))
     assert at(draft.job, f"{CONTAINER}.resources.limits") == {"cpu": 1}
     assert f"not carried over: {WORKERS}[0].resources.limits.nvidia.com/gpu: no amount is in the file" in notes(draft)
+
+
+def test_device_without_a_limit_gets_one() -> None:
+    container = {
+        "name": "pytorch",
+        "image": IMAGE,
+        "command": ["python3", "a.py"],
+        "resources": {"requests": {"nvidia.com/gpu": "2", "cpu": 1}},
+    }
+    draft = one(changed(PYTORCHJOB, {"spec.pytorchReplicaSpecs.Master": None, WORKERS: [container]}))
+    assert at(draft.job, f"{CONTAINER}.resources") == {
+        "requests": {"nvidia.com/gpu": "2", "cpu": 1},
+        "limits": {"nvidia.com/gpu": "2"},
+    }
+    assert f"in another form: {WORKERS}[0].resources.requests.nvidia.com/gpu (2): the same in limits" in notes(draft)
 
 
 def test_missing_image_is_named_by_its_place() -> None:

@@ -204,6 +204,8 @@ def _rendered(where: str, template: str) -> str:
 def _no_job(found: Sequence[Any]) -> str:
     if not found:
         return f"empty: {ANNOUNCED}"
+    if any(not one.get("kind") for one in found):
+        return f"an object without kind: {ANNOUNCED}"
     kinds = [f"{one.get('apiVersion')}, {one.get('kind')}" for one in found]
     if all(one.get("kind") == names.KIND for one in found):
         return f"already a {names.KIND}: apply it as it is"

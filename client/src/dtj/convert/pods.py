@@ -19,6 +19,7 @@ NO_IMAGE = (
 )
 OUR_LABELS = re.compile(rf"{names.GROUP}/|apps\.kubernetes\.io/pod-index$|statefulset\.kubernetes\.io/pod-name$")
 """Labels that the pods of a job have anyway."""
+_DEVICE = re.compile(r"hugepages-|(?!kubernetes\.io/)[^/]+/")
 POD_FIELDS = (
     Field("spec.containers[].image", How.SAME, "spec.image"),
     Field(
@@ -134,6 +135,16 @@ def _drop_open_amounts(container: Object, draft: Draft, place: str) -> None:
             draft.note(How.NOT_CARRIED, f"{place}.resources.{kind}.{name}", "no amount is in the file: write it")
 
 
+def _limit_devices(container: Object, draft: Draft, place: str) -> None:
+    """Writes a request for a device as its limit too, without which the API server rejects the pods."""
+    resources = container.get("resources") or {}
+    for name, amount in (resources.get("requests") or {}).items():
+        if _DEVICE.match(name) and name not in (resources.get("limits") or {}):
+            resources["limits"] = {**(resources.get("limits") or {}), name: amount}
+            text = "the same in limits too, which the API server wants for it"
+            draft.note(How.OTHER, f"{place}.resources.requests.{name}", text, amount)
+
+
 def _note_labels(template: Object, draft: Draft, place: str) -> None:
     """Notes variables that read a label or an annotation of the pod which the file does not set."""
     before, found, _ = place.rpartition(".containers[")
@@ -156,6 +167,7 @@ def finish(template: Object, container: Object, draft: Draft, place: str) -> Non
         raise InputError(f"{place}.image: required: write the image that holds Python 3.9, torch and the script")
     draft.put("spec.image", image)
     _drop_open_amounts(container, draft, place)
+    _limit_devices(container, draft, place)
     _note_labels(template, draft, place)
     for empty in [name for name, value in container.items() if value in (None, [], {}) and name != "name"]:
         container.pop(empty)

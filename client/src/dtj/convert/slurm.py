@@ -22,8 +22,17 @@ from dtj_core.plan.model import Object
 LINES = (
     Field("srun COMMAND", How.OTHER, "spec.entrypoint or the command of the container; a launcher in it is taken out"),
     Field("apptainer exec IMAGE COMMAND", How.OTHER, "the command; docker://IMAGE becomes spec.image, a file can't"),
+    Field("shifter COMMAND", How.OTHER, "the command; --image becomes spec.image"),
+    Field(
+        "bash -c TEXT", How.OTHER, "the launcher in the text is taken out, if the text does no more than to start it"
+    ),
     Field("export NAME=VALUE", How.OTHER, "env of the container"),
     Field("NAME=VALUE", How.OTHER, "filled in where it is used"),
+    Field("`COMMAND` and $(COMMAND) in the training's line", How.OTHER, "runs in the pod, by a shell of each rank"),
+    Field("$PWD", How.OTHER, "the pod's, read by a shell of each rank"),
+    Field("$HOME", How.NOT_CARRIED, "the pod's, read by a shell of each rank"),
+    Field('"$@", $1', How.NOT_CARRIED, "the arguments that you give the script are not in the file: write them in"),
+    Field("variables that a condition or loop sets", How.NOT_CARRIED, "write what shall hold in the container's env"),
     Field("MASTER_ADDR, MASTER_PORT, RANK, …", How.NOT_NEEDED, "the agent sets what torchrun sets, for each rank"),
     Field("cd DIR", How.OTHER, "workingDir of the container"),
     Field("module load, conda activate, source", How.NOT_CARRIED, script.IMAGE),
@@ -36,6 +45,8 @@ LINES = (
     ),
 )
 _SLURM = re.compile(r"\$(?=\{SLURM_\w+\}|SLURM_)\{?(SLURM_\w+)\}?")
+_ONE_LINER = re.compile(r"\bpython[\d.]*\s+(?:-u\s+)?-c\s")
+"""Python that checks the nodes or cleans up, beside a line that trains."""
 WRAPPERS = frozenset({"time", "nice", "stdbuf", "env", "exec", "nohup"})
 
 
@@ -194,6 +205,7 @@ def _only(
 ) -> tuple[shell.Command, list[str]]:
     """Returns the one line that trains. Raises InputError if there is none, or if it can't be known which."""
     under = [one for one in launches if one[1][0] == "srun"] or launches
+    under = [one for one in under if not _ONE_LINER.search(" ".join(one[1]))] or under
     started = [one for one in under if is_detected(one[1])] or under
     if command and steps:
         return started[0] if started else (steps[-1], ["true"])
