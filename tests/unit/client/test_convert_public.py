@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from dtj.convert import appwrapper
 from dtj.convert.documents import Options, convert, objects, runtimes
 from dtj.convert.fields import Draft
 from dtj.errors import InputError
@@ -19,6 +20,7 @@ from tests.unit.client.converted import IMAGE, RUNTIME, lost, lost_lines
 SOURCES = Path(__file__).parent / "public_jobs" / "SOURCES.md"
 FOLDER = Path(os.environ.get("DTJ_PUBLIC_JOBS") or Path(__file__).parents[3] / "build" / "public_jobs")
 KINDS = ("PyTorchJob", "TrainJob")
+LICENCES = {"Apache-2.0", "BSD-3-Clause", "MIT-0", "MIT", "none"}
 
 
 class Row(NamedTuple):
@@ -42,10 +44,15 @@ def rows() -> list[Row]:
     return [Row(*(cell.strip().strip("`") for cell in line.strip("|").split(" | "))) for line in lines]
 
 
+def is_yaml(name: str) -> bool:
+    """Returns whether a file holds Kubernetes objects: `job.yaml`, or `job.yaml-template`."""
+    return Path(name).suffix.startswith((".yaml", ".yml"))
+
+
 def outcome(text: str, name: str) -> tuple[str, list[Draft]]:
     """Returns what becomes of a file in one line, and its jobs."""
     try:
-        image = None if name.endswith((".yaml", ".yml")) else IMAGE
+        image = None if is_yaml(name) else IMAGE
         drafts = convert(text, name, Options(image=image, runtimes=runtimes(RUNTIME)))
     except InputError as error:
         return f"refused: {error}", []
@@ -53,10 +60,11 @@ def outcome(text: str, name: str) -> tuple[str, list[Draft]]:
     return ", ".join(f"converted: {spec.replicas} x {spec.processes}" for spec in specs), drafts
 
 
-def test_list_has_20_files_of_permissive_licences() -> None:
+def test_list_has_40_files_of_8_repositories() -> None:
     found = rows()
-    assert len({row.file for row in found}) == len(found) >= 20
-    assert {row.licence for row in found} <= {"Apache-2.0", "BSD-3-Clause", "MIT-0", "MIT"}
+    assert len({row.file for row in found}) == len(found) >= 40
+    assert len({row.repository for row in found}) >= 8
+    assert {row.licence for row in found} <= LICENCES
     assert all(re.fullmatch("[0-9a-f]{40}", row.commit) for row in found)
     assert all(row.outcome.startswith(("converted: ", "refused: ")) for row in found)
 
@@ -79,8 +87,9 @@ def check(row: Row) -> None:
     text = row.file.read_text()
     found, drafts = outcome(text, row.file.name)
     assert found.startswith(row.outcome), row.path
-    if row.file.suffix in (".yaml", ".yml"):
-        jobs = [one for one in objects(text) if one["kind"] in KINDS] if drafts else []
+    if is_yaml(row.path):
+        inside = appwrapper.unwrapped(objects(text))[0] if drafts else []
+        jobs = [one for one in inside if one["kind"] in KINDS]
         assert [lost(job, draft) for job, draft in zip(jobs, drafts, strict=True)] == [[] for _ in drafts], row.path
     else:
         assert [lost_lines(text, draft) for draft in drafts] == [[] for _ in drafts], row.path

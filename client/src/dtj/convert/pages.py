@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from dtj.convert import directives, pods, pytorchjob, slurm, trainjob
+from dtj.convert import appwrapper, directives, pods, pytorchjob, slurm, trainjob
 from dtj.convert.fields import Field
 from dtj_contract import names
 from dtj_core.api import launcher_flags as flags
@@ -24,6 +24,11 @@ RECOVERY = """## After the conversion
   The script finds its folder in `DTJ_CHECKPOINT_DIR`, and the logs of all ranks are kept there.
 - A finished job's pods are deleted by default: `spec.cleanPodPolicy: None` keeps them.
 - `dtj run job.yaml` runs the converted job on your machine, without a cluster.
+"""
+TRIED = """## Files that it was tried on
+
+[A list](../../tests/unit/client/public_jobs/SOURCES.md) names more than 100 job files of public repositories, and the \
+outcome of each.
 """
 
 
@@ -52,9 +57,13 @@ Where image, command, args, environment, resources or volumes differ, the file i
 names both places.
 A container without a command runs the image's own, which is not in the file: give it with `--command`.
 An `$(RANK)` in the command is read by a shell, because the agent sets such variables, not the kubelet.
+A job inside of an AppWrapper is taken out of it, with the wrapper's namespace and queue.
+A file with `$NAME` or `{{ }}` in its own fields is refused: convert what envsubst or Helm makes of it.
+A launcher in a shell's text with other commands stays there, and its `--nnodes` must be the number of pods.
 """,
         _table("Fields", pytorchjob.FIELDS),
         _table("Fields of a template", pods.POD_FIELDS, "spec.pytorchReplicaSpecs.*.template."),
+        _table("Fields of an AppWrapper around the job", appwrapper.FIELDS),
     )
 
 
@@ -98,6 +107,7 @@ dtj convert train.sbatch --image registry.example/train:1 | kubectl apply --dry-
 3.9, torch and the script.
 Variables that the script sets to plain values are filled in, and `SLURM_NNODES` and the like follow from the \
 directives.
+Where a variable of the training's line has no value in the file, a note names it.
 `SLURM_PROCID` becomes `RANK`, `SLURM_LOCALID` becomes `LOCAL_RANK`, and `SLURM_NODEID` becomes `GROUP_RANK`.
 A script with two trainings, or with its training inside a loop, condition or function, is refused: choose with \
 `--command`.
@@ -138,7 +148,8 @@ A job that names the launcher itself runs alike, see \
 
 
 def _page(title: str, opening: str, body: str, *tables: str) -> str:
-    return "\n".join([f"# {title}\n", f"{HEADER}\n", opening, NOTES, body, *tables, RECOVERY]).rstrip() + "\n"
+    parts = [f"# {title}\n", f"{HEADER}\n", opening, NOTES, body, *tables, RECOVERY, TRIED]
+    return "\n".join(parts).rstrip() + "\n"
 
 
 def _table(title: str, fields: Iterable[Field], prefix: str = "") -> str:
