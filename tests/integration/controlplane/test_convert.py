@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from dtj.main import main
 from hack.cluster.controlplane import ControlPlane
-from tests.unit.client.converted import IMAGE, PYTORCHJOB, RUNTIME, TRAINJOB, changed
+from tests.unit.client.converted import IMAGE, PYTORCHJOB, RUNTIME, TRAINJOB, changed, parsed
 
 SPECS = "spec.pytorchReplicaSpecs"
 RICH = {
@@ -34,11 +35,30 @@ SBATCH = """#!/bin/bash
 export NCCL_DEBUG=INFO
 srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=8 train.py --rank $SLURM_PROCID
 """
+WRAPPED = {
+    "apiVersion": "workload.codeflare.dev/v1beta2",
+    "kind": "AppWrapper",
+    "metadata": {"name": "wrapper", "labels": {"kueue.x-k8s.io/queue-name": "team"}},
+    "spec": {
+        "components": [
+            {"template": parsed(changed(PYTORCHJOB, {"metadata.name": "wrapped", "metadata.namespace": None}))}
+        ]
+    },
+}
+VARIABLES = """#!/bin/bash
+#SBATCH --job-name=variables --nodes=2 --gpus-per-node=4
+MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)
+export LAUNCHER="python -m torch.distributed.run --nproc_per_node 4 --nnodes 2 --rdzv_endpoint $MASTER_ADDR:6000"
+export CMD="$(pwd)/train.py --data $DATA --lr ${LR:-0.1}"
+srun bash -c '$LAUNCHER --node_rank $SLURM_PROCID $CMD'
+"""
 FILES = {
     "plain.yaml": PYTORCHJOB,
     "rich.yaml": changed(PYTORCHJOB, RICH | {"metadata.name": "rich"}),
     "trainjob.yaml": f"{RUNTIME}---\n{changed(TRAINJOB, {'metadata.name': 'trainjob'})}",
+    "wrapped.yaml": json.dumps(WRAPPED),
     "job.sbatch": SBATCH,
+    "variables.sbatch": VARIABLES,
     "run.sh": "accelerate launch --config_file c.yaml --num_processes 4 train.py",
 }
 
