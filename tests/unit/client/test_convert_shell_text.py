@@ -99,6 +99,15 @@ FOLLOWED: dict[str, tuple[list[str], dict[str, Any], list[str]]] = {
         {},
         [f"{UNKNOWN} DATA: write it"],
     ),
+    "values that nobody has filled in": (
+        ["OUT=/data/<YOUR_NAME>", "export TOKEN=<your-token> # secret", "srun torchrun train.py --out $OUT/x"],
+        {"spec.template.spec.containers[0].env": None, ARGS: ["--out", "$(OUT)/x"]},
+        [
+            "not carried over: line 3 (<YOUR_NAME>): stands for a value",
+            "not carried over: line 4 (<your-token>)",
+            f"{UNKNOWN} OUT",
+        ],
+    ),
     "arguments of the script": (
         ["OUT=$1", "srun torchrun train.py --out $OUT"],
         {},

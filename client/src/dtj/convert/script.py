@@ -86,6 +86,12 @@ def assign(step: shell.Command, values: dict[str, str], env: dict[str, str], dra
             _export(token.text, step, values, env, draft)
     if not step.depth:
         note_arguments(step, f"line {step.line}", draft)
+    if re.match(r"<\w[^<>]*>", step.redirected):  # NAME=<YOUR_NAME>
+        text = "stands for a value that is not in the file: write it there"
+        draft.note(How.NOT_CARRIED, f"line {step.line}", text, step.redirected.replace(" >", ">"))
+        for name, _ in shell.assignments(step):
+            values.pop(name, None)
+        return
     for name, token in shell.assignments(step):
         value = shell.expand_text(token.text, values)
         if name in shell.unknown(value) and not exported:  # nothing has set it before
@@ -104,8 +110,6 @@ def assign(step: shell.Command, values: dict[str, str], env: dict[str, str], dra
             if not shell.unknown(value):
                 values[name] = text
             draft.note(How.NOT_NEEDED, where, _AGENT, text)
-        elif exported and step.redirected:
-            draft.note(How.NOT_CARRIED, where, _NO_VALUE, step.redirected)
         elif name in (left := shell.unknown(value)) and exported:
             draft.note(How.NOT_CARRIED, where, _SELF.format(name), text)
         elif left:
