@@ -185,7 +185,7 @@ REFUSED = {
     "a range that falls": ("torchrun --nnodes=4:1 t.py", "--nnodes 4:1: write 1 or more pods, in MIN:MAX"),
     "TPUs": ("accelerate launch --tpu t.py", "--tpu: jobs run on GPUs or processors"),
     "an autotuner": ("deepspeed --autotuning run t.py", "run the autotuner by itself"),
-    "two launchers": ("torchrun a.py\ntorchrun b.py", "lines 1, 2 start a launcher: write one command"),
+    "two launchers": ("torchrun a.py\ntorchrun b.py", "lines 1, 2 start a launcher: one job is one training"),
     "a loop": (
         "for i in 1 2; do torchrun a.py $i; done",
         "line 1 starts a launcher inside a loop, condition or function",

@@ -99,12 +99,17 @@ FOLLOWED: dict[str, tuple[list[str], dict[str, Any], list[str]]] = {
         {},
         [f"{UNKNOWN} DATA: write it"],
     ),
+    "a default in quotation marks": (
+        ['NGPU=${NGPU:-"4"}', "srun torchrun --nproc_per_node=${NGPU} train.py"],
+        {"spec.processesPerPod": None, "spec.entrypoint": {"script": "train.py"}},
+        ["--nproc_per_node (4)"],
+    ),
     "values that nobody has filled in": (
         ["OUT=/data/<YOUR_NAME>", "export TOKEN=<your-token> # secret", "srun torchrun train.py --out $OUT/x"],
         {"spec.template.spec.containers[0].env": None, ARGS: ["--out", "$(OUT)/x"]},
         [
-            "not carried over: line 3 (<YOUR_NAME>): stands for a value",
-            "not carried over: line 4 (<your-token>)",
+            "not carried over: line 3 OUT (<YOUR_NAME>): stands for a value",
+            "not carried over: line 4 TOKEN (<your-token>)",
             f"{UNKNOWN} OUT",
         ],
     ),

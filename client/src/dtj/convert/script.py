@@ -88,8 +88,8 @@ def assign(step: shell.Command, values: dict[str, str], env: dict[str, str], dra
         note_arguments(step, f"line {step.line}", draft)
     if re.match(r"<\w[^<>]*>", step.redirected):  # NAME=<YOUR_NAME>
         text = "stands for a value that is not in the file: write it there"
-        draft.note(How.NOT_CARRIED, f"line {step.line}", text, step.redirected.replace(" >", ">"))
         for name, _ in shell.assignments(step):
+            draft.note(How.NOT_CARRIED, f"line {step.line} {name}", text, step.redirected.replace(" >", ">"))
             values.pop(name, None)
         return
     for name, token in shell.assignments(step):

@@ -132,7 +132,7 @@ def expand_text(text: str, values: Values) -> str:
         if name in values:
             return values[name]
         default = match["default"]
-        return match[0] if default is None or "$" in default else default
+        return match[0] if default is None or "$" in default else re.sub(r"""^(["'])(.*)\1$""", r"\2", default)
 
     for _ in range(4):  # a value may name another variable
         text, before = _EXPR.sub(_sum_of_expr, _REFERENCE.sub(replacement, text)), text

@@ -50,14 +50,12 @@ def convert(text: str, image: str | None, name: str, gpus: int | None = None) ->
     if len(found) != 1 or found[0][0].depth:
         lines = ", ".join(str(step.line) for step, _ in found)
         raise InputError(
-            (
-                f"lines {lines} start a launcher"
-                if len(found) > 1
-                else "no line by itself starts a launcher"
-                if not found
-                else f"line {lines} starts a launcher inside a loop, condition or function"
-            )
-            + ": write one command outside of them, such as torchrun train.py"
+            f"lines {lines} start a launcher: one job is one training: write a file for each"
+            if len(found) > 1
+            else "no line by itself starts a launcher: write one command, such as torchrun train.py"
+            if not found
+            else f"line {lines} starts a launcher inside a loop, condition or function: write one command outside of"
+            " them, such as torchrun train.py"
         )
     step, tokens = found[0]
     where = f"line {step.line}"
