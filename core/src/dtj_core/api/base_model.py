@@ -98,6 +98,11 @@ def _as_sent(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**63 else value
 
 
+def without_nulls(value: Any) -> Any:
+    """Returns a map without the keys whose value is null, which the API server drops."""
+    return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
+
+
 class OpenModel(Model):
     """Part of a Kubernetes type: the fields that our rules check.
 

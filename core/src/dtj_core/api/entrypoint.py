@@ -9,7 +9,8 @@ from pydantic import Field, StringConstraints
 from dtj_core.api.base_model import Model, Rule
 from dtj_core.api.template import Argument
 
-_MODULE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
+# The API server's \w has ASCII alone, and Python's does not.
+_MODULE = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
 ModuleName = Annotated[str, StringConstraints(max_length=256, pattern=_MODULE)]
 
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
 
-from dtj_core.api.base_model import OpenModel
+from dtj_core.api.base_model import OpenModel, without_nulls
 
 Name = Annotated[str, StringConstraints(max_length=253)]
 Label = Annotated[str, StringConstraints(max_length=253)]
 Path = Annotated[str, StringConstraints(max_length=1024)]
 Argument = Annotated[str, StringConstraints(max_length=65536)]
+Texts = Annotated[dict[str, str], BeforeValidator(without_nulls)]
+Labels = Annotated[dict[str, Label], BeforeValidator(without_nulls)]
 Anything = dict[str, Any]  # an object with any fields
 Objects = Annotated[list[Anything], Field(max_length=256)]
 
@@ -184,7 +186,7 @@ class AnyPodSpec(OpenModel):
     termination_grace_period_seconds: int | None = None
     active_deadline_seconds: int | None = None
     tolerations: list[Toleration] | None = Field(default=None, max_length=256)
-    node_selector: dict[str, str] | None = None
+    node_selector: Texts | None = None
     node_name: str | None = None
     affinity: Affinity | None = None
     topology_spread_constraints: list[TopologySpread] | None = Field(default=None, max_length=64)

@@ -14,7 +14,7 @@ from pydantic import Field, StringConstraints
 
 from dtj_contract import names
 from dtj_core.api.base_model import OpenModel, Rule
-from dtj_core.api.pod_types import AnyContainer, AnyPodSpec, Argument, Volume
+from dtj_core.api.pod_types import AnyContainer, AnyPodSpec, Argument, Texts, Volume
 
 __all__ = ["Argument", "PodTemplate", "find_trainer_container"]
 
@@ -84,8 +84,8 @@ class PodSpec(AnyPodSpec):
 class Metadata(OpenModel):
     """Labels and annotations of the pods."""
 
-    labels: dict[str, str] | None = Field(default=None, max_length=64)
-    annotations: dict[str, str] | None = None
+    labels: Texts | None = Field(default=None, max_length=64)
+    annotations: Texts | None = None
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

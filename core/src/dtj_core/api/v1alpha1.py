@@ -19,7 +19,7 @@ from dtj_core.api.entrypoint import Entrypoint, ModuleName
 from dtj_core.api.gang import Gang
 from dtj_core.api.hang import HangDetection
 from dtj_core.api.network import Network
-from dtj_core.api.pod_types import EnvVar, Label, LocalReference, Objects, Resources, Toleration
+from dtj_core.api.pod_types import EnvVar, Label, Labels, LocalReference, Objects, Resources, Toleration
 from dtj_core.api.restart import RestartSettings
 from dtj_core.api.runtime_ref import RuntimeRef
 from dtj_core.api.shorthands import CONTAINERS, trainer_has
@@ -92,7 +92,7 @@ class Spec(Model):
     resources: Resources | None = None
     """Requests and limits, such as `limits: {nvidia.com/gpu: 8}`. Short for resources of the template's
     container."""
-    node_selector: dict[str, Label] | None = Field(default=None, max_length=64)
+    node_selector: Labels | None = Field(default=None, max_length=64)
     """Labels that a node must have. Short for template.spec.nodeSelector."""
     tolerations: list[Toleration] | None = Field(default=None, max_length=256)
     """Taints of nodes that the pods tolerate. Short for template.spec.tolerations."""
