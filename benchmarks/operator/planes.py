@@ -107,6 +107,8 @@ def _watch_once(plane: ControlPlane, path: str, stop: threading.Event, version: 
                     return
                 if not line:
                     return
+                if stop.is_set():
+                    return  # it may be cut off
                 yield json.loads(line)
         finally:
             ended.set()
