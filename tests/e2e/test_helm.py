@@ -12,7 +12,7 @@ import pytest
 from hack.images.deploy import NAMESPACE, RELEASE
 from hack.images.recipes import ROOT
 from tests.e2e.conftest import slowed
-from tests.e2e.kit import DTJ, Job, Kubectl, Result, leader
+from tests.e2e.kit import DTJ, Job, Kubectl, Result, leader, wait_until
 from tests.e2e.test_recovery import assert_resumed
 
 # A node pulls the trainer's image before, and helm waits for a rollout with two leases.
@@ -93,7 +93,8 @@ def test_helm_upgrade_test_and_rollback_leave_a_running_job_alone(
     succeeded, text = helm_test()
     assert succeeded
     assert "the job is complete; gloo added up a tensor: yes" in text
-    assert everything(operator) - there == set(), "helm test left something behind"
+    # The pods of its job terminate after it.
+    wait_until("nothing of helm test is left", lambda: everything(operator) <= there, timeout=90)
     rollback(before)
     leader(operator, other_than=[first, second])
     assert helm_ok("get", "values", RELEASE, "--revision", str(before)) == helm_ok("get", "values", RELEASE)
@@ -105,7 +106,8 @@ def test_helm_upgrade_test_and_rollback_leave_a_running_job_alone(
 
 def test_failed_helm_test_shows_why_and_the_next_one_replaces_what_it_left(before: int, operator: Kubectl) -> None:
     # The operator's image has no torch.
-    [image] = {c["image"] for pod in operator.list("pods") for c in pod["spec"]["containers"]}
+    pods = operator.list("pods", "app.kubernetes.io/name=dtj-operator")
+    [image] = {c["image"] for pod in pods for c in pod["spec"]["containers"]}
     upgrade(test__image=image)
     succeeded, text = helm_test()
     assert not succeeded
