@@ -88,9 +88,8 @@ def waits_for(objects: Objects, reason: str, name: str = "j") -> Any:
     return next((c["message"] for c in conditions if c["type"] == "Running" and c["reason"] == reason), None)
 
 
-def suspend(plane: ControlPlane, objects: Objects, value: bool) -> None:
-    job = objects.get(names.PLURAL, "j")
-    plane.request("PUT", objects.path(names.PLURAL, "j"), job | {"spec": job["spec"] | {"suspend": value}})
+def suspend(objects: Objects, value: bool) -> None:
+    objects.change(names.PLURAL, "j", lambda job: job["spec"].update(suspend=value))
 
 
 def test_job_of_six_lines_has_what_its_runtime_gives(
@@ -116,7 +115,7 @@ def test_job_of_six_lines_has_what_its_runtime_gives(
 
 
 def test_change_of_a_runtime_writes_nothing_to_a_job_that_has_it(
-    plane: ControlPlane, runtimes: Runtimes, six_lines: Callable[..., Any], objects: Objects,
+    runtimes: Runtimes, six_lines: Callable[..., Any], objects: Objects,
     start_operator: Callable[..., Any],
 ) -> None:  # fmt: skip
     """Not even if the operator restarts in between: it knows the runtime only as it is now."""
@@ -168,21 +167,21 @@ def test_job_waits_for_what_neither_it_nor_its_runtime_gives(
 
 @pytest.mark.parametrize(("policy", "image"), [("Never", "platform/torch:1"), ("OnResume", "platform/torch:2")])
 def test_resumed_job_takes_a_change_only_by_its_policy(
-    plane: ControlPlane, runtimes: Runtimes, six_lines: Callable[..., Any], objects: Objects,
+    runtimes: Runtimes, six_lines: Callable[..., Any], objects: Objects,
     start_operator: Callable[..., Any], policy: str, image: str,
 ) -> None:  # fmt: skip
     runtimes.create("gpu", **GPU)
     start_operator()
     six_lines(reference={"updatePolicy": policy})
     wait_until("the StatefulSet", lambda: trainer(objects))
-    suspend(plane, objects, True)
+    suspend(objects, True)
     wait_until("the suspension", lambda: objects.condition("j", "Suspended"))
     runtimes.change("gpu", image="platform/torch:2")
-    suspend(plane, objects, False)
+    suspend(objects, False)
     assert wait_until("the StatefulSet of the next run", lambda: trainer(objects))["image"] == image
 
 
-def test_api_server_checks_a_runtime_at_the_door(plane: ControlPlane, runtimes: Runtimes) -> None:
+def test_api_server_checks_a_runtime_at_the_door(runtimes: Runtimes) -> None:
     """A runtime has the rules of a job that are about its fields, and none about those that a job adds."""
     runtimes.create("empty")
     twice = {"template": {"spec": {"containers": [{"name": "trainer", "image": "b"}]}}}
