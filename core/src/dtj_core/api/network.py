@@ -19,9 +19,7 @@ class Network(Model):
     """Whether the pods use the node's network, as RDMA without a network plug-in requires. Two pods
     of jobs with it never share a node, because the agent's port is taken once on each. Short for
     template.spec.hostNetwork. Default: false."""
-    interface: (
-        Annotated[str, StringConstraints(max_length=256, pattern=r"^[A-Za-z0-9_.:-]+(,[A-Za-z0-9_.:-]+)*$")] | None
-    ) = None
+    interface: Annotated[str, StringConstraints(max_length=256, pattern=_INTERFACES)] | None = None
     """Interfaces of the ranks, such as `eth0` or `ib0,ib1`: the value of NCCL_SOCKET_IFNAME and
     GLOO_SOCKET_IFNAME. Default: chosen by the library."""
     dns_policy: Literal["ClusterFirst", "ClusterFirstWithHostNet", "None"] | None = None

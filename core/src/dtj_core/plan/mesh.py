@@ -29,7 +29,7 @@ def hint(pods: tuple[Object, ...], now: float) -> str:
         return ""
     return (
         f"; the pods have {found} of a service mesh, which may stop connections of the agents: add {PROXIES[found]} to"
-        " template.metadata of the job, suspend and resume it (docs/mesh.md)"
+        " template.metadata of the job, suspend and resume it"
     )
 
 
