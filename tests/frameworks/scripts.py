@@ -54,6 +54,14 @@ class Net(torch.nn.Module):
         return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
+def take_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rows: Rows, step: int) -> None:
+    """Trains on this rank's row of the step."""
+    row = rows[(2 * step + RANK) % len(rows)]
+    optimizer.zero_grad()
+    model(row["x"][None], row["labels"][None])["loss"].backward()
+    optimizer.step()
+
+
 def plain(folder: Path) -> None:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -68,10 +76,7 @@ def plain(folder: Path) -> None:
         step = state["step"]
     rows = Rows()
     while step < STEPS:
-        row = rows[(2 * step + RANK) % len(rows)]
-        optimizer.zero_grad()
-        model(row["x"][None], row["labels"][None])["loss"].backward()
-        optimizer.step()
+        take_step(model, optimizer, rows, step)
         step += 1
         if step % 6 == 0 and RANK == 0:
             state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
@@ -102,10 +107,7 @@ def fsdp2(folder: Path) -> None:
         step = int(saves[-1].parent.name.partition("-")[2])
     rows = Rows()
     while step < STEPS:
-        row = rows[(2 * step + RANK) % len(rows)]
-        optimizer.zero_grad()
-        model(row["x"][None], row["labels"][None])["loss"].backward()
-        optimizer.step()
+        take_step(model, optimizer, rows, step)
         step += 1
         if step % 6 == 0:
             weights, moments = get_state_dict(model, optimizer)

@@ -77,9 +77,17 @@ def compete(plane: ControlPlane, namespace: str, nodes: None, submit: Submit) ->
     return create
 
 
+def pods_of(objects: Objects, name: str) -> list[Any]:
+    return [pod for pod in objects.list("pods") if pod["metadata"]["name"].startswith(f"{name}-")]
+
+
+def conditions_of_pods(objects: Objects, name: str) -> list[Any]:
+    return [each for pod in pods_of(objects, name) for each in pod["status"].get("conditions") or []]
+
+
 def bound(objects: Objects, name: str) -> dict[str, str]:
     """Returns the nodes of a job's pods, by uid of the pod."""
-    pods = [pod for pod in objects.list("pods") if pod["metadata"]["name"].startswith(f"{name}-")]
+    pods = pods_of(objects, name)
     return {pod["metadata"]["uid"]: pod["spec"]["nodeName"] for pod in pods if pod["spec"].get("nodeName")}
 
 
@@ -90,15 +98,13 @@ def is_whole(objects: Objects, name: str) -> bool:
 
 def unschedulable(objects: Objects, name: str) -> list[str]:
     """Returns what the scheduler reports of each pod of a job that it has found no node for."""
-    pods = [pod for pod in objects.list("pods") if pod["metadata"]["name"].startswith(f"{name}-")]
-    conditions = [each for pod in pods for each in pod["status"].get("conditions") or []]
+    conditions = conditions_of_pods(objects, name)
     return [str(c.get("message")) for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"]
 
 
 def waiting_since(objects: Objects, name: str) -> float:
     """Returns when (Unix seconds) the first pod of a job was found no node for."""
-    pods = [pod for pod in objects.list("pods") if pod["metadata"]["name"].startswith(f"{name}-")]
-    conditions = [each for pod in pods for each in pod["status"].get("conditions") or []]
+    conditions = conditions_of_pods(objects, name)
     times = [unix(c["lastTransitionTime"]) for c in conditions if c.get("reason") == "Unschedulable"]
     return min(time for time in times if time is not None)
 

@@ -59,7 +59,10 @@ def running_scheduler(plane: ControlPlane, program: str, profile: Mapping[str, A
         assert process.poll() is None, log.read_text()[-4000:]
     finally:
         process.terminate()
-        process.wait(30)
+        try:
+            process.wait(30)
+        finally:
+            process.kill()  # does nothing to a process that has ended
 
 
 def grant(plane: ControlPlane, namespace: str, account: str = SERVICE_ACCOUNT) -> None:
