@@ -162,6 +162,12 @@ def test_number_of_kept_checkpoints_changes_while_the_job_runs(kubectl: Kubectl)
         assert f"spec.checkpoint.{next(iter(other))} can't change unless the job is suspended" in refused.stderr
 
 
+def test_checkpoint_that_is_added_is_named_as_a_whole(kubectl: Kubectl) -> None:
+    kubectl.apply(job({}))
+    refused = kubectl.apply(job({"checkpoint": {"volume": {"claimName": "c"}}}))
+    assert "spec.checkpoint can't change unless the job is suspended" in refused.stderr
+
+
 def test_controller_of_a_job_never_changes(kubectl: Kubectl) -> None:
     assert kubectl.apply(job({"managedBy": "example.com/mine", "suspend": True})).returncode == 0
     for spec in ({"managedBy": "example.com/other"}, {}):

@@ -33,10 +33,10 @@ def immutable(*fields: str) -> Rule:
         f"{_has('self', 'restart.stopGraceSeconds')} == {_has('oldSelf', 'restart.stopGraceSeconds')}"
         f" && {_is_kept_value('restart.stopGraceSeconds', default='0.0')}"
     )
+    kept["checkpoint"] = "has(self.checkpoint) == has(oldSelf.checkpoint)"
     kept["checkpoint.volume"] = _is_kept("checkpoint.volume")
     kept["checkpoint.mountPath"] = _is_kept_value("checkpoint.mountPath", default=f"'{names.DEFAULT_CHECKPOINT_DIR}'")
     kept["checkpoint.everySteps"] = _is_kept_value("checkpoint.everySteps", default=str(EVERY_STEPS))
-    kept["checkpoint"] = "has(self.checkpoint) == has(oldSelf.checkpoint)"
     first = "".join(f"!({same}) ? 'spec.{field}' : " for field, same in kept.items())
     return Rule(
         cel=f"self == oldSelf || oldSelf.suspend || ({' && '.join(f'({same})' for same in kept.values())})",
