@@ -15,6 +15,10 @@ GOOD: dict[str, Object] = {
 BAD: dict[str, tuple[Object, str]] = {
     "a module with letters beyond ASCII": ({"entrypoint": {"module": "train\u0301"}}, "spec.entrypoint.module"),
     "an interface with digits beyond ASCII": ({"network": {"interface": "ib\u0663"}}, "spec.network.interface"),
+    "an empty image of the trainer container": (
+        {"image": None, "template": {"spec": {"containers": [{"name": "trainer", "image": ""}]}}},
+        "spec.image",
+    ),
     "an unknown field that is null": (
         {"entrypoint": {"module": "train", "newIn2030": None}},
         "spec.entrypoint.newIn2030",

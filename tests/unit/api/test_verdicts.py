@@ -37,6 +37,11 @@ def test_every_violation_is_reported_at_once() -> None:
     assert [violation.path for violation in found] == ["spec.image", "spec.entrypoint", "spec.checkpoint.volume"]
 
 
+def test_wrong_types_of_the_spec_and_of_its_template_are_reported_together() -> None:
+    found = violations(job({"image": 7, "template": {"spec": {"volumes": {"0": 1}}}}))
+    assert [violation.path for violation in found] == ["spec.image", "spec.template.spec.volumes"]
+
+
 def test_message_names_what_to_write_instead() -> None:
     with pytest.raises(
         InvalidJob, match=r"spec\.image: no image: set spec\.image, or the image of the trainer container"

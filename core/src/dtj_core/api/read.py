@@ -62,16 +62,32 @@ def violations(obj: dict[str, Any]) -> tuple[Violation, ...]:
 
 
 def _parse(obj: dict[str, Any], context: str | None) -> DistributedTrainingJob:
+    """Returns the job. Raises InvalidJob with all violations of the schema, or else with those of the rules."""
+    job = template = None
+    found: list[Violation] = []
     try:
         job = DistributedTrainingJob.model_validate(obj, context=context, by_alias=True, by_name=False)
-        template = PodTemplate.model_validate(job.spec.template or {}, by_alias=True, by_name=False)
     except ValidationError as error:
-        prefix = ("spec", "template") if error.title == PodTemplate.__name__ else ()
-        raise InvalidJob(tuple(Violation(_path((*prefix, *e["loc"])), _message(e)) for e in error.errors())) from None
+        found += _violations(error, ())
+    spec = obj.get("spec")
+    written = spec.get("template") if isinstance(spec, dict) else None
+    raw = written if isinstance(written, dict) else {}
+    try:
+        template = PodTemplate.model_validate(
+            written if isinstance(written, dict) else {}, by_alias=True, by_name=False
+        )
+    except ValidationError as error:
+        found += _violations(error, ("spec", "template"))
+    if job is None or template is None:
+        raise InvalidJob(tuple(found))
     broken = (*_broken(job, ()), *_broken(template, ("spec", "template")))
     if broken:
         raise InvalidJob(broken)
     return job
+
+
+def _violations(error: ValidationError, at: tuple[str, ...]) -> Iterator[Violation]:
+    return (Violation(_path((*at, *each["loc"])), _message(each)) for each in error.errors())
 
 
 def _broken(model: Model, at: tuple[str | int, ...]) -> Iterator[Violation]:

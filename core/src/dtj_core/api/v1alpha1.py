@@ -35,6 +35,7 @@ NAME_LENGTH = 52
 # Pattern of a Service name, the strictest one of the children.
 NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 MOUNT_PATH = f"(has(self.checkpoint.mountPath) ? self.checkpoint.mountPath : '{names.DEFAULT_CHECKPOINT_DIR}')"
+HAS_IMAGE = "has(c.image) && c.image != ''"
 _QUEUE = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 # As spec.managedBy of a Kubernetes Job.
 _CONTROLLER = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9._~-]+$"
@@ -186,14 +187,14 @@ class Spec(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel=f"has(self.runtimeRef) || has(self.image) || {trainer_has('has(c.image)')}",
+            cel=f"has(self.runtimeRef) || has(self.image) || {trainer_has(HAS_IMAGE)}",
             message="no image: set spec.image, or the image of the trainer container in spec.template, or"
             " spec.runtimeRef",
             holds=lambda self: bool(self.runtime_ref or self.image or self.trainer.get("image")),
             field="image",
         ),
         Rule(
-            cel=f"!has(self.image) || !{trainer_has('has(c.image)')}",
+            cel=f"!has(self.image) || !{trainer_has(HAS_IMAGE)}",
             message="set spec.image or the image of the template's container, not both",
             holds=lambda self: not (self.image and self.trainer.get("image")),
             field="image",
