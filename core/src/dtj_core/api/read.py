@@ -71,7 +71,6 @@ def _parse(obj: dict[str, Any], context: str | None) -> DistributedTrainingJob:
         found += _violations(error, ())
     spec = obj.get("spec")
     written = spec.get("template") if isinstance(spec, dict) else None
-    raw = written if isinstance(written, dict) else {}
     try:
         template = PodTemplate.model_validate(
             written if isinstance(written, dict) else {}, by_alias=True, by_name=False
