@@ -51,8 +51,10 @@ def job_name(number: int) -> str:
     return f"b{number:05}"
 
 
-def create_all(plane: ControlPlane, make: Callable[[str], Any], count: int) -> dict[str, tuple[float, float]]:
-    """Creates jobs by 8 threads. Returns the Unix times before and after each create, by name."""
+def create_all(
+    plane: ControlPlane, make: Callable[[str], Any], count: int, *, first: int = 0
+) -> dict[str, tuple[float, float]]:
+    """Creates jobs by 8 threads, from number `first` on. Returns the Unix times around each create, by name."""
 
     def create(number: int) -> tuple[str, tuple[float, float]]:
         before = time.time()
@@ -60,7 +62,7 @@ def create_all(plane: ControlPlane, make: Callable[[str], Any], count: int) -> d
         return job_name(number), (before, time.time())
 
     with ThreadPoolExecutor(THREADS) as pool:
-        return dict(pool.map(create, range(count)))
+        return dict(pool.map(create, range(first, first + count)))
 
 
 class Children:

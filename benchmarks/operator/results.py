@@ -34,7 +34,7 @@ NOTES = {
     ),
     "scale": "From the first create until every job has its children; the memory has the pods, which are pending.",
     "listening": "The age is how old the progress in a status is before it is written again; the worst of all jobs.",
-    "many": "From the first create until the status of every job shows that it runs; then two minutes of rest.",
+    "many": "Jobs are created in waves of 500, each when the last one runs; then two minutes of rest.",
     "silent": "The time from the create of one job until its Service, Secret and StatefulSet exist.",
     "large": (
         "The delay of the event loop has the resolution of its metric's buckets. Here the operator goes before the"
