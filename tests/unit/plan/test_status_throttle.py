@@ -224,3 +224,20 @@ def test_progress_out_of_its_pace_leaves_half_of_the_bucket() -> None:
         world.reconcile(NOW + 10 + look * 0.1)
     assert world.status["writesLeft"] >= 4
     assert world.writes.count("status") <= 7
+
+
+def test_job_whose_steps_stand_still_costs_a_write_in_ten_minutes() -> None:
+    world = listening_world()
+    for second in range(0, 7200, 60):
+        world.see(agent=progress(1) | {"productiveSeconds": float(second)})
+        world.reconcile(NOW + 100 + second)
+    assert world.writes.count("status") == 12
+    assert world.status["productiveSeconds"] >= 6600
+
+
+def test_step_after_a_standstill_is_written_in_the_pace_of_progress() -> None:
+    world = listening_world()
+    for second, step in ((100, 1), (130, 1), (131, 2)):
+        world.see(agent=progress(step) | {"productiveSeconds": float(second)})
+        world.reconcile(NOW + second)
+    assert (world.status["progress"]["step"], world.status["productiveSeconds"]) == (2, 131.0)
