@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import ssl
 import tempfile
 import threading
 from collections import Counter
@@ -63,7 +64,9 @@ def send(plane: ControlPlane, method: str, path: str, body: object = None, conte
         except (OSError, http.client.HTTPException) as error:
             connections.pop(plane.url).close()
             # The server has closed a connection that was idle, before it saw the request.
-            if known is None or not isinstance(error, http.client.RemoteDisconnected | ConnectionError):
+            if known is None or not isinstance(
+                error, http.client.RemoteDisconnected | ConnectionError | ssl.SSLEOFError
+            ):
                 raise
     if answer.status >= 300:
         raise ProvisionError(f"{method} {path}: {answer.status} {found[:500]!r}")
