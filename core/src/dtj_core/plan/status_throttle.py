@@ -8,7 +8,7 @@ leaves the whole bucket to what is written at once. Only where another write has
 the progress in the status is older than its pace, does progress take from the bucket, and no more than
 the half that warnings may take.
 
-While the steps stand still, the agents' productive seconds and the goodput grow with the clock alone. They wait for
+While the steps stand still, the agents' productive seconds and the goodput grow with the clock alone. Both wait for
 any other change, or for CLOCK_SECONDS: 10,000 such jobs would else write 170 times a second. Nothing is lost by it,
 because training that is kept comes with a checkpoint, which is a change.
 """
@@ -93,7 +93,7 @@ def _until(old: Object, now: float, pace: float) -> float:
 
 
 def _is_clock(old: Object, new: Object) -> bool:
-    """Returns whether only the passing of time tells `new` from `old`."""
+    """Returns whether `old` and `new` differ by the passing of time alone."""
     return _without_clock(old) == _without_clock(new)
 
 
