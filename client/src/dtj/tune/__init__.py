@@ -1,0 +1,1 @@
+"""Hyperparameter search whose trials are jobs."""
