@@ -19,7 +19,7 @@ PY
 deps trainer-image/pyproject.toml torch telemetry > "$tmp/trainer.in"
 # The trainer image's early layer: torch and its dependencies, so that no other change downloads them again.
 grep -E '^(torch|numpy)[=<>]' "$tmp/trainer.in" > "$tmp/torch.in"
-{ deps core/pyproject.toml; deps client/pyproject.toml; } > "$tmp/client.in"
+{ deps core/pyproject.toml; deps client/pyproject.toml tune; } > "$tmp/client.in"
 echo "uv==0.13.9" | compile -o requirements/install.lock -
 compile -o requirements/dev.lock "$tmp/operator.in" "$tmp/trainer.in" "$tmp/client.in" requirements/dev.in
 # The images get the versions that the tests ran with.

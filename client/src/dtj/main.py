@@ -14,6 +14,7 @@ from dtj.arguments import DISTRIBUTION, Command, Verb, Verbs, cluster_flags, fil
 from dtj.bench.flags import add_bench
 from dtj.errors import DtjError
 from dtj.offline_verbs import add_convert, add_simulate
+from dtj.tune.flags import add_tune
 
 INTERRUPTED = 130
 SYNONYMS = {  # verbs of other tools
@@ -31,6 +32,9 @@ SYNONYMS = {  # verbs of other tools
     "migrate": "convert",
     "benchmark": "bench",
     "import": "convert",
+    "sweep": "tune",
+    "search": "tune",
+    "optimize": "tune",
 }
 BROKEN_PIPE = 141  # as a shell reports SIGPIPE
 
@@ -70,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
     _report(verbs)
     add_simulate(verbs)
     add_bench(verbs)
+    add_tune(verbs)
     _delete(verbs)
     return top
 

@@ -1,0 +1,126 @@
+"""Trials as jobs of a cluster.
+
+A trial is stopped by `spec.suspend`, so that it saves, frees its pods and keeps its status.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from dtj import yaml_text
+from dtj.cluster.client import Cluster, job_path
+from dtj.errors import ClusterError, JobNotFound, NoCluster
+from dtj.local.conditions import is_true
+from dtj.tune.jobs import ended, measured
+from dtj.tune.planner import Job, JobState
+from dtj.tune.render import ANNOTATION_SWEEP_UID, LABEL_SWEEP, LABEL_TRIAL, job_name
+from dtj.tune.spec import SweepDocument
+from dtj_contract import names
+from dtj_core.plan.model import Object
+
+LOOK_SECONDS = 2.0
+SILENT_SECONDS = 600.0
+"""Time for which the API server may be silent. The jobs run meanwhile."""
+
+
+class ClusterTrialJobs:
+    """Creates the jobs of trials on a cluster, and observes them by the sweep's label."""
+
+    look_seconds = LOOK_SECONDS
+
+    def __init__(self, cluster: Cluster, sweep: SweepDocument, uid: str, folder: Path) -> None:
+        self._cluster = cluster
+        self._sweep = sweep
+        self._uid = uid
+        self._best = folder / "best"
+        given = ((sweep.spec.job or {}).get("metadata") or {}).get("namespace")
+        self._namespace: str = cluster.given_namespace or given or cluster.namespace
+        self._metric = sweep.spec.objective.metric
+        self._known: dict[int, Object] = {}
+        self._answered = time.monotonic()
+
+    def observe(self, numbers: Sequence[int]) -> Mapping[int, Job]:
+        """Returns the jobs of these trials that exist, as they were last seen while the API server is silent."""
+        if numbers:
+            query = {"labelSelector": f"{LABEL_SWEEP}={self._sweep.name}"}
+            try:
+                found = self._cluster.json(job_path(self._namespace), query)["items"]
+            except NoCluster:
+                if time.monotonic() - self._answered > SILENT_SECONDS:
+                    raise
+            else:
+                self._answered = time.monotonic()
+                self._known = {int(job["metadata"]["labels"][LABEL_TRIAL]): job for job in found if self._is_own(job)}
+        return {number: self._observe(self._known[number]) for number in numbers if number in self._known}
+
+    def start(self, number: int, job: Object) -> None:
+        """Creates the job, or resumes it. Raises ClusterError if a job of that name belongs to someone else."""
+        name = job_name(self._sweep.name, number)
+        try:
+            self._reject_foreign(name)
+            self._apply(job, suspend=False)
+        except NoCluster:
+            return  # the next plan repeats it, and `observe` counts the silence
+
+    def stop(self, number: int, job: Object) -> None:
+        """Suspends the job: its pods get SIGTERM and their grace period."""
+        if not self._known.get(number, {}).get("spec", {}).get("suspend"):
+            try:
+                self._apply(job, suspend=True)
+            except NoCluster:
+                return
+
+    def export(self, number: int, job: Object, details: Mapping[str, object]) -> None:
+        """Writes job, parameters and the place of the newest checkpoint, which stays on the cluster's volume."""
+        name = job_name(self._sweep.name, number)
+        try:
+            status = self._cluster.json(job_path(self._namespace, name)).get("status", {})
+        except (NoCluster, JobNotFound):
+            status = {}
+        place = {
+            "namespace": self._namespace,
+            "volume": (job["spec"].get("checkpoint") or {}).get("volume"),
+            "checkpoint": status.get("checkpoint"),
+        }
+        shutil.rmtree(self._best, ignore_errors=True)
+        self._best.mkdir(parents=True)
+        (self._best / "job.yaml").write_text(yaml_text.dump(job))
+        (self._best / "best.json").write_text(json.dumps({**details, **place}, indent=2) + "\n")
+
+    def _observe(self, job: Object) -> Job:
+        step, value = measured(job, self._metric)
+        if (outcome := ended(job, self._metric)) is not None:
+            return outcome
+        is_stopped = is_true(job, names.SUSPENDED) and job["spec"].get("suspend")
+        return Job(state=JobState.STOPPED if is_stopped else JobState.ACTIVE, step=step, value=value)
+
+    def _is_own(self, job: Object) -> bool:
+        metadata = job["metadata"]
+        uid = (metadata.get("annotations") or {}).get(ANNOTATION_SWEEP_UID)
+        return uid == self._uid and metadata["labels"].get(LABEL_TRIAL, "").isdecimal()
+
+    def _reject_foreign(self, name: str) -> None:
+        try:
+            existing = self._cluster.json(job_path(self._namespace, name))
+        except JobNotFound:
+            return
+        annotations: dict[str, Any] = existing["metadata"].get("annotations") or {}
+        if annotations.get(ANNOTATION_SWEEP_UID) != self._uid:
+            raise ClusterError(
+                f"the job {name} exists and is not of this sweep: rename the sweep, or delete the jobs of an earlier "
+                f"one: kubectl delete {names.PLURAL} -n {quote(self._namespace)} -l {LABEL_SWEEP}={self._sweep.name}"
+            )
+
+    def _apply(self, job: Object, *, suspend: bool) -> None:
+        body = copy.deepcopy(job)
+        annotations = body["metadata"].get("annotations") or {}
+        body["metadata"]["annotations"] = {**annotations, ANNOTATION_SWEEP_UID: self._uid}
+        body["spec"]["suspend"] = suspend
+        self._cluster.apply(body, self._namespace, force=False)

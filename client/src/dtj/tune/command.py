@@ -1,0 +1,143 @@
+"""`dtj tune`: from the command line to a sweep and back to an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from dtj import yaml_text
+from dtj.errors import InputError, LocalRunError
+from dtj.local import processes, template
+from dtj.tune import render, spec
+from dtj.tune.flags import is_of_cluster
+from dtj.tune.planner import Limits, TrialState
+from dtj.tune.spec import SweepDocument
+
+
+def command(flags: argparse.Namespace) -> int:
+    """Runs the sweep of `flags.file`. Raises DtjError."""
+    sweep = spec.load(flags.file)
+    checked = render.check(sweep, flags.file)
+    ranks = checked.spec.replicas * checked.spec.processes
+    limits = limits_of(sweep, render.parallel(sweep, ranks, flags.file))
+    if flags.dry_run:
+        lows = {name: render.example(one) for name, one in sweep.spec.parameters.items()}
+        print(yaml_text.dump(render.trial_job(sweep, 0, lows)).rstrip())
+        return 0
+    if not is_of_cluster(flags):
+        processes.require_linux()
+        template.check_spec((sweep.spec.job or {})["spec"], flags.file)
+        if question := checked.spec.accelerator_question:
+            raise InputError(f"{flags.file}: spec.job.{question}")
+    from dtj.tune.driver import STORAGE
+    from dtj.tune.study import StudyStore  # reports how to install Optuna where it is missing
+
+    folder = Path(flags.dir or f".dtj/sweeps/{sweep.name}").absolute()
+    with held(folder):
+        if flags.fresh:
+            _clear(folder)
+        _keep_from_git(folder)
+        store = StudyStore(folder / STORAGE, sweep)
+        return _run(sweep, limits, store, _jobs(sweep, store, folder, flags), folder, flags)
+
+
+def limits_of(sweep: SweepDocument, parallel: int) -> Limits:
+    """Returns the limits without the deadline, which depends on the begin of the sweep."""
+    wanted = sweep.spec
+    return Limits(
+        trials=wanted.trials,
+        parallel=parallel,
+        maximize=wanted.objective.direction == "maximize",
+        take_best=wanted.objective.value == "best",
+        max_failed=wanted.max_failed_trials,
+    )
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Locks a sweep against a second tuner, until this process ends for whatever reason. Raises LocalRunError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise LocalRunError(f"can't create {error.filename}: {error.strerror}; see --dir") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(lock, 20).decode(errors="replace").strip() or "unknown"
+            raise LocalRunError(
+                f"another dtj tune (process {holder}) runs the sweep in {folder}: wait for it, stop it, or give --dir"
+            ) from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _jobs(sweep: SweepDocument, store: Any, folder: Path, flags: argparse.Namespace) -> Any:
+    if is_of_cluster(flags):
+        from dtj.cluster.verbs import connect
+        from dtj.tune.cluster_jobs import ClusterTrialJobs
+
+        return ClusterTrialJobs(connect(flags), sweep, store.uid, folder)
+    from dtj.tune.local_jobs import LocalTrialJobs
+
+    return LocalTrialJobs(folder, sweep.spec.objective.metric)
+
+
+def _run(sweep: SweepDocument, limits: Limits, store: Any, jobs: Any, folder: Path, flags: argparse.Namespace) -> int:
+    from dtj.tune.driver import PAGE, drive
+    from dtj.tune.view import PlainSweepView, TableSweepView, headline, parameters
+
+    console = Console()
+    plain = flags.plain or not console.is_terminal or console.is_dumb_terminal
+    with PlainSweepView() if plain else TableSweepView(console) as view:
+        result = drive(sweep, limits, store, jobs, folder, view)
+    print(headline(result.state))
+    if best := result.state.best:
+        print(f"  parameters  {parameters(best.params)}")
+        print(f"  best        {_shown(folder / 'best')}")
+    print(f"  page        {_shown(folder / PAGE)}")
+    if result.signal is not None:
+        print(f"stopped; `dtj tune {flags.file}` continues the sweep", file=sys.stderr)
+        return 128 + result.signal
+    print(f"  ended       {result.reason}")
+    return 0 if result.state.count(TrialState.COMPLETE) else 1
+
+
+def _clear(folder: Path) -> None:
+    """Removes everything in the folder but the lock. Raises LocalRunError if trials of a killed sweep still run."""
+    from dtj.tune.local_jobs import LocalTrialJobs
+
+    if active := LocalTrialJobs(folder, "").active():
+        numbers = ", ".join(map(str, active))
+        raise LocalRunError(
+            f"--fresh: trials {numbers} of a killed dtj tune still run: run `dtj tune` without --fresh, and stop it"
+        )
+    for path in folder.iterdir():
+        if path.name == "lock":
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _keep_from_git(folder: Path) -> None:
+    if not (folder / ".gitignore").exists():
+        (folder / ".gitignore").write_text("*\n")
+
+
+def _shown(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
