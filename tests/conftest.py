@@ -15,6 +15,8 @@ LONGEST = (
     "agent/test_saves.py",
     "client/test_digits.py",
     "client/test_examples.py",
+    "client/test_tune_kills.py",
+    "client/test_tune_run.py",
     "controlplane/test_failures.py",
     "controlplane/test_node.py",
     "controlplane/test_two_operators.py",

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
-import os
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +24,7 @@ def command(flags: argparse.Namespace) -> int:
     sweep = spec.load(flags.file)
     checked = render.check(sweep, flags.file)
     ranks = checked.spec.replicas * checked.spec.processes
-    limits = limits_of(sweep, render.parallel(sweep, ranks, flags.file))
+    parallel = render.parallel(sweep, ranks, flags.file)
     if flags.dry_run:
         lows = {name: render.example(one) for name, one in sweep.spec.parameters.items()}
         print(yaml_text.dump(render.trial_job(sweep, 0, lows)).rstrip())
@@ -38,7 +34,7 @@ def command(flags: argparse.Namespace) -> int:
         template.check_spec((sweep.spec.job or {})["spec"], flags.file)
         if question := checked.spec.accelerator_question:
             raise InputError(f"{flags.file}: spec.job.{question}")
-    from dtj.tune.driver import STORAGE
+    from dtj.tune.driver import STORAGE, held, limits_of
     from dtj.tune.study import StudyStore  # reports how to install Optuna where it is missing
 
     folder = Path(flags.dir or f".dtj/sweeps/{sweep.name}").absolute()
@@ -47,42 +43,7 @@ def command(flags: argparse.Namespace) -> int:
             _clear(folder)
         _keep_from_git(folder)
         store = StudyStore(folder / STORAGE, sweep)
-        return _run(sweep, limits, store, _jobs(sweep, store, folder, flags), folder, flags)
-
-
-def limits_of(sweep: SweepDocument, parallel: int) -> Limits:
-    """Returns the limits without the deadline, which depends on the begin of the sweep."""
-    wanted = sweep.spec
-    return Limits(
-        trials=wanted.trials,
-        parallel=parallel,
-        maximize=wanted.objective.direction == "maximize",
-        take_best=wanted.objective.value == "best",
-        max_failed=wanted.max_failed_trials,
-    )
-
-
-@contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Locks a sweep against a second tuner, until this process ends for whatever reason. Raises LocalRunError."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise LocalRunError(f"can't create {error.filename}: {error.strerror}; see --dir") from error
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(lock, 20).decode(errors="replace").strip() or "unknown"
-            raise LocalRunError(
-                f"another dtj tune (process {holder}) runs the sweep in {folder}: wait for it, stop it, or give --dir"
-            ) from None
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-        yield
-    finally:
-        os.close(lock)
+        return _run(sweep, limits_of(sweep, parallel), store, _jobs(sweep, store, folder, flags), folder, flags)
 
 
 def _jobs(sweep: SweepDocument, store: Any, folder: Path, flags: argparse.Namespace) -> Any:

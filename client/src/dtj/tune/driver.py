@@ -1,8 +1,10 @@
-"""Drives an engine until the end of its sweep: signals, page, deadline. The command and Python's `tune` share it."""
+"""Drives an engine until the end of its sweep: lock, signals, page, deadline. Command and Python's `tune` share it."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import signal
 import threading
 import time
@@ -12,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from dtj.errors import LocalRunError
 from dtj.tune.engine import Engine, Observer, State
 from dtj.tune.jobs import TrialJobs
 from dtj.tune.page import page
@@ -85,6 +88,41 @@ def drive(
     state = engine.state()
     writer.write(state)
     return Result(state=state, reason=reason, signal=stopped[0] if stopped else None)
+
+
+def limits_of(sweep: SweepDocument, parallel: int) -> Limits:
+    """Returns the limits without the deadline, which depends on the begin of the sweep."""
+    wanted = sweep.spec
+    return Limits(
+        trials=wanted.trials,
+        parallel=parallel,
+        maximize=wanted.objective.direction == "maximize",
+        take_best=wanted.objective.value == "best",
+        max_failed=wanted.max_failed_trials,
+    )
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Locks a sweep against a second tuner, until this process ends for whatever reason. Raises LocalRunError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise LocalRunError(f"can't create {error.filename}: {error.strerror}; see --dir") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(lock, 20).decode(errors="replace").strip() or "unknown"
+            raise LocalRunError(
+                f"another dtj tune (process {holder}) runs the sweep in {folder}: wait for it, stop it, or give --dir"
+            ) from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(lock)
 
 
 @contextlib.contextmanager

@@ -15,8 +15,7 @@ from typing import Any
 from dtj.errors import DtjError, InputError
 from dtj.local import processes
 from dtj.tune import function_trial, render, spec
-from dtj.tune.command import held, limits_of
-from dtj.tune.driver import STORAGE, drive
+from dtj.tune.driver import STORAGE, drive, held, limits_of
 from dtj.tune.function_trial import Trial
 from dtj.tune.local_jobs import LocalTrialJobs
 from dtj.tune.study import Details, StudyStore
