@@ -56,10 +56,13 @@ MATTERS: dict[str, Any] = {
     "an empty memory": {"startTime": None},
     "a smaller group": {"replicas": 1},
     "steps that stay unknown": {"stepsUnknown": True},
+    "no step yet": {"progress": None},
+    "the first loss": {"progress": {"step": 1, "loss": 0.5}},
+    "the first estimate of the end": {"progress": {"step": 1, "remainingSeconds": 60}},
 }
 WAITS: dict[str, Any] = {
-    "a step": {"progress": {"step": 2, "loss": 0.1}},
-    "the first step": {"progress": None},
+    "a step": {"progress": {"step": 2}},
+    "a counted step": {"progress": {"step": None, "optimizerSteps": 2}},
     "a checkpoint": {"checkpoint": {"step": 2, "path": "/c", "time": 3.0}},
     "productive time": {"productiveSeconds": 9.0},
     "a text that follows the time": {"phaseMessage": "waiting for j-1 (left 12 s ago)"},
@@ -75,6 +78,11 @@ def test_version_changes_with_what_matters(change: Any) -> None:
 @pytest.mark.parametrize("change", WAITS.values(), ids=WAITS)
 def test_version_stays_for_mere_progress(change: Any) -> None:
     assert status_version(page(**change)) == status_version(page())
+
+
+def test_version_stays_for_another_loss_and_another_estimate() -> None:
+    earlier, later = (page(progress={"step": n, "loss": 1 / n, "remainingSeconds": 90 / n}) for n in (1, 2))
+    assert status_version(earlier) == status_version(later)
 
 
 REQUESTS: dict[str, tuple[str, str, float | None, bool]] = {

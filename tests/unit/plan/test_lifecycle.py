@@ -63,7 +63,7 @@ def test_agent_that_never_answered_is_named_in_the_condition() -> None:
     assert "NetworkPolicy" in condition(status, "Running")["message"]
 
 
-def test_short_job_of_three_pods_costs_nine_writes() -> None:
+def test_short_job_of_three_pods_costs_ten_writes() -> None:
     world = run_to_completion(20)
     assert world.writes == [
         "apply Secret",
@@ -72,6 +72,7 @@ def test_short_job_of_three_pods_costs_nine_writes() -> None:
         "status",
         "status",
         "event WorkersRunning",
+        "status",  # the first estimate of the end
         "status",
         "event AllWorkersSucceeded",
         "delete StatefulSet",
@@ -80,7 +81,7 @@ def test_short_job_of_three_pods_costs_nine_writes() -> None:
 
 
 def test_longer_job_costs_one_more_write_per_half_minute() -> None:
-    assert len(run_to_completion(20 + 120).writes) == 9 + 4
+    assert len(run_to_completion(20 + 120).writes) == 10 + 4
 
 
 def test_undisturbed_job_tells_its_story_in_two_events() -> None:
@@ -117,7 +118,8 @@ def test_finished_job_shows_its_result_in_every_condition() -> None:
 @pytest.mark.parametrize("seconds", [0, 1, 29])
 def test_progress_alone_is_not_written_within_thirty_seconds(seconds: float) -> None:
     stored, child = started()
-    seen = Observed(stateful_set=child, service=service(), pods=pods(), agent=agent())
+    report = agent(progress={"step": 6, "time": NOW})
+    seen = Observed(stateful_set=child, service=service(), pods=pods(), agent=report)
     running = plan(stored, seen, NOW, SETTINGS)
     later = Observed(
         stateful_set=child,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dtj_core.plan.times import rfc3339
 from tests.unit.plan.objects import NOW, World, agent, condition, container, ended, job, outcome, pod, true_conditions
 
 POLL_SECONDS = 2
@@ -215,6 +216,29 @@ def test_progress_is_not_held_back_by_another_write_just_before() -> None:
     world.reconcile(NOW + 126)
     assert world.status["progress"]["step"] == 126
     assert world.status["writesLeft"] == pytest.approx(left + 0.6 - 1.0), "the write takes from the bucket"
+
+
+def test_first_step_loss_and_estimate_are_written_at_once() -> None:
+    world = listening_world()
+    world.see(agent=agent(progress={"optimizerSteps": 1, "time": NOW + 2}))
+    world.reconcile(NOW + 2)
+    assert world.status["progress"]["step"] == 1
+    first = {"step": 8, "totalSteps": 90, "loss": 0.5, "remainingSeconds": 60, "time": NOW + 7}
+    world.see(agent=agent(progress=first))
+    world.reconcile(NOW + 7)
+    assert (world.status["progress"]["loss"], world.status["progress"]["eta"]) == (0.5, rfc3339(NOW + 67))
+    world.see(agent=agent(progress=first | {"step": 9, "loss": 0.4, "time": NOW + 8}))
+    world.reconcile(NOW + 8)
+    assert world.status["progress"]["loss"] == 0.5, "later values have a pace"
+
+
+def test_figures_that_come_and_leave_take_half_of_the_bucket_at_most() -> None:
+    world = listening_world()
+    for look in range(1, 40):
+        known = {"loss": 0.5} if look % 2 else {}
+        world.see(agent=agent(progress={"step": look, "time": NOW + 2 + look * 0.1, **known}))
+        world.reconcile(NOW + 2 + look * 0.1)
+    assert world.status["writesLeft"] >= 4
 
 
 def test_progress_out_of_its_pace_leaves_half_of_the_bucket() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from binascii import crc32
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 from dtj_contract import names
 from dtj_contract.agent_status import AgentStatus
@@ -16,8 +16,8 @@ WITH_WORKERS = ("running", "done", "stopping", names.MEMBER_STUCK)
 def status_version(page: AgentStatus) -> str:
     """Returns a short text that is the same for two pages unless something that matters differs.
 
-    Steps, checkpoints, texts that follow the time and members that wait do not matter: they are read with the next
-    answer.
+    Later steps, checkpoints, texts that follow the time and members that wait do not matter: they are read with the
+    next answer.
     """
     outcome: Dict[str, Any] = page["outcome"] or {}
     leader: Dict[str, Any] = page["leader"] or {}
@@ -32,9 +32,16 @@ def status_version(page: AgentStatus) -> str:
         [straggler.get("rank") for straggler in page["stragglers"]],
         [ordinal for ordinal, state in members if state == names.MEMBER_STUCK],
         sum(state in WITH_WORKERS for _, state in members),
+        _known_figures(page["progress"] or {}),
         max((event.get("time", 0) for event in page["events"] if event.get("type") == "Warning"), default=0),
     ]  # fmt: skip
     return "%08x" % crc32(json.dumps(matters).encode())
+
+
+def _known_figures(progress: Dict[str, Any]) -> List[bool]:
+    """Returns which figures of the training are known: a user waits for the first of each."""
+    steps = progress.get("step") is not None or bool(progress.get("optimizerSteps"))
+    return [steps, progress.get("loss") is not None, progress.get("remainingSeconds") is not None]
 
 
 def _known_phases(recovery: Dict[str, Any]) -> str:

@@ -6,7 +6,8 @@ level of the bucket is kept in the status itself. The end of a job, and each ste
 of a changed spec, is written whatever the bucket holds. Mere progress has a pace of its own, and
 leaves the whole bucket to what is written at once. Only where another write has come between, so that
 the progress in the status is older than its pace, does progress take from the bucket, and no more than
-the half that warnings may take.
+the half that warnings may take. The first step, loss and estimate of the end, for which a user waits, take
+from that half too.
 
 While the steps stand still, the agents' productive seconds and the goodput grow with the clock alone. Both wait for
 any other change, or for CLOCK_SECONDS: 10,000 such jobs would else write 170 times a second. Nothing is lost by it,
@@ -76,7 +77,8 @@ def _pause(old: Object, new: Object, now: float, settings: Settings) -> float:
         return _until(old, now, max(CLOCK_SECONDS, settings.progress_write_seconds))
     if not _is_progress(old, new, now):
         return 0.0
-    if _is_outdated(old, new, settings) and _tokens(old, now) >= WRITE_BURST / 2:
+    is_due = _is_outdated(old, new, settings) or _has_first_figures(old, new)
+    if is_due and _tokens(old, now) >= WRITE_BURST / 2:
         return 0.0
     return _until_progress(old, now, settings)
 
@@ -107,6 +109,12 @@ def _is_outdated(old: Object, new: Object, settings: Settings) -> bool:
     times = [unix((status.get("progress") or {}).get("time")) for status in (old, new)]
     before, after = times
     return before is not None and after is not None and after - before >= settings.progress_write_seconds
+
+
+def _has_first_figures(old: Object, new: Object) -> bool:
+    """Returns whether `new` has a step, a loss or an estimate of the end where `old` has none."""
+    before, after = (status.get("progress") or {} for status in (old, new))
+    return any(name in after and name not in before for name in ("step", "loss", "eta"))
 
 
 def _is_progress(old: Object, new: Object, now: float) -> bool:
