@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 SCRIPT = Path(__file__).with_name("scripts.py")
-BARE = ("plain", "fsdp2")
+BARE = ("plain", "gpt", "fsdp2")
 """Scripts of torch alone."""
 FRAMEWORKS = (*BARE, "deepspeed", "transformers", "accelerate", "lightning")
 RUN = (sys.executable, "-m", "dtj.main", "run", "--plain", "-o", "json")
