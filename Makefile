@@ -141,6 +141,12 @@ benchmark-recovery: venv ## kill workers and agents under dtj, torchrun, NVRx an
 	@build/benchmarks-venv/bin/python -m benchmarks.recovery --trials $(or $(TRIALS),20) --minutes $(or $(MINUTES),20) --out benchmarks/recovery/results.json
 	@build/benchmarks-venv/bin/python -m benchmarks.recovery --render
 
+.PHONY: benchmark-warm-restart
+benchmark-warm-restart: venv ## kill a rank of each framework's script and time the first step resumed; update its README (1 hour)
+	@./hack/frameworks.sh --install
+	@build/frameworks-venv/bin/python -m benchmarks.warm_restart --trials $(or $(TRIALS),12) --out benchmarks/warm_restart/results.json
+	@build/frameworks-venv/bin/python -m benchmarks.warm_restart --render
+
 .PHONY: figures
 figures: venv ## train both examples and draw their curves into docs/figures
 	@$(PY) hack/figures.py

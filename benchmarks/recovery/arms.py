@@ -101,11 +101,15 @@ class Ours(Group):
     SPEC: ClassVar[dict[str, Any]] = {"restart": {"maxRestarts": 1000}}
     """The fields of the spec beside those that every job needs."""
 
+    def arguments(self) -> list[str]:
+        """Returns the arguments of the script."""
+        return []
+
     def start(self) -> subprocess.Popen[bytes]:
         """Starts `dtj run`, and returns its process."""
         spec = {
             "replicas": self.pods, "processesPerPod": RANKS // self.pods, "image": "here", "backend": "gloo",
-            "entrypoint": {"script": str(self.SCRIPT)}, **self.SPEC,
+            "entrypoint": {"script": str(self.SCRIPT), "args": self.arguments()}, **self.SPEC,
         }  # fmt: skip
         job = {
             "apiVersion": "training.dtj.dev/v1alpha1", "kind": "DistributedTrainingJob",

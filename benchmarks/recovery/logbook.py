@@ -18,6 +18,8 @@ class Entry:
     world: int
     pid: int
     steps: list[tuple[float, int]] = field(default_factory=list)
+    moments: dict[str, float] = field(default_factory=dict)
+    """The times of other lines, by their first word."""
 
 
 def parse(text: str) -> list[Entry]:
@@ -29,6 +31,8 @@ def parse(text: str) -> list[Entry]:
                 found.append(Entry(float(when), int(attempt), int(rank), int(world), int(pid)))
             case ["step", when, step]:
                 found[-1].steps.append((float(when), int(step)))
+            case [moment, when]:
+                found[-1].moments[moment] = float(when)
     return found
 
 

@@ -9,12 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.recovery import processes
 from benchmarks.recovery.arms import ARMS, OURS, RANKS, SPARED, Group, Nvrx, Spared, Torchft
 from benchmarks.recovery.logbook import group_steps, newest, productive_seconds, step_seconds
 
+AnyGroup = TypeVar("AnyGroup", bound=Group)
 Trial = dict[str, Any]
 """`seconds` to the next group step, None without one; and what the experiment adds."""
 
@@ -39,11 +40,17 @@ class NeverStartedError(RuntimeError):
 
 @contextmanager
 def running(arm: str, pods: int, step_seconds: float = STEP_SECONDS) -> Iterator[Group]:
+    """Starts a group of an arm, as `started` does."""
+    with started(ARMS[arm](pods, step_seconds), arm) as group:
+        yield group
+
+
+@contextmanager
+def started(group: AnyGroup, arm: str) -> Iterator[AnyGroup]:
     """Starts a group and waits for its first steps. Kills all its processes at the end.
 
     Raises NeverStartedError with the output.
     """
-    group = ARMS[arm](pods, step_seconds)
     try:
         group.start()
         began = time.monotonic()

@@ -1,0 +1,48 @@
+"""The benchmark of a killed rank of each framework: which moments make the phases, and what meets a target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.recovery import logbook
+from benchmarks.warm_restart.results import NAMES, TARGETS, render
+from benchmarks.warm_restart.trial import FRAMEWORKS, PHASES, phases
+
+
+def log(rank: int, begin: float, *moments: float) -> str:
+    words = ("imported", "joined", "built", "loaded")
+    lines = [f"{word} {when}" for word, when in zip(words, moments, strict=False)]
+    return "\n".join([f"begin {begin} 1 {rank} 2 7", *lines, f"step {moments[-1]} 13", "step 99 14", ""])
+
+
+def test_each_phase_ends_with_its_last_rank_and_all_phases_make_the_whole() -> None:
+    texts = (log(0, 10.1, 10.2, 10.5, 10.6, 10.7, 11.0), log(1, 10.2, 10.4, 10.5, 10.6, 10.9, 11.1))
+    found = phases([entry for text in texts for entry in logbook.parse(text)], fault=10.0)
+    assert list(found["phases"].values()) == [0.2, 0.2, 0.1, 0.1, 0.3, 0.2]
+    assert tuple(found["phases"]) == PHASES
+    assert (found["seconds"], found["step"]) == (1.1, 13)
+
+
+def trial(arm: str, seconds: float | None, load: float = 0.1) -> dict[str, Any]:
+    spans = dict.fromkeys(PHASES, 0.05) | {"load": load}
+    measured = {"seconds": None} if seconds is None else {"seconds": seconds, "phases": spans}
+    return {"arm": arm, "trial": 0, "load": 0.5, **measured}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verdict"),
+    [([0.55, 0.55, 0.9], "met"), ([0.65, 0.65, 0.2], "missed"), ([0.2, None, None], "missed")],
+)
+def test_median_without_the_scripts_own_load_is_judged(seconds: list[float | None], verdict: str) -> None:
+    assert f"| ≤ 0.5: {verdict} |" in render("here", [trial("plain", value) for value in seconds])
+
+
+def test_trial_without_a_step_counts_as_the_limit() -> None:
+    assert "| 1/2 | 38.00 | 75.00 |" in render("here", [trial("gpt", 1.0), trial("gpt", None)])
+
+
+def test_each_framework_has_a_name_and_only_frameworks_have_targets() -> None:
+    assert list(NAMES) == list(FRAMEWORKS)
+    assert set(TARGETS) <= set(FRAMEWORKS)
