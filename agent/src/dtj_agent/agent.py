@@ -12,6 +12,7 @@ import sys
 import time
 from typing import Dict, List, Mapping, Optional
 
+from dtj_agent import engines
 from dtj_agent.coordinator_shell import CoordinatorShell
 from dtj_agent.files.pod_output import PodOutput
 from dtj_agent.files.state_file import StateDir
@@ -304,6 +305,7 @@ def read_group_spec(settings: AgentSettings) -> GroupSpec:
         has_volume=settings.checkpoint_dir is not None,
         grace=settings.grace,
         success_policy=settings.success_policy,
+        lists_members=engines.load(settings.engine).rank_ports,
     )
 
 

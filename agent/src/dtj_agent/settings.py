@@ -6,6 +6,7 @@ import json
 import os
 from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from dtj_agent import engines
 from dtj_agent.errors import SettingsError
 from dtj_agent.group import hang_watch, restart_rules
 from dtj_agent.group.group_spec import ElasticLimits
@@ -75,6 +76,8 @@ class AgentSettings(NamedTuple):
     """Whether this agent takes the progress that Kubeflow's clients send."""
     success_policy: str = names.SUCCESS_ALL
     """AllRanks or Rank0."""
+    engine: str = names.DEFAULT_ENGINE
+    """Name of a module of dtj_agent.engines."""
 
     def peer(self, ordinal: int) -> Address:
         """Returns name and port of another agent: from the template, or from the list by ordinal."""
@@ -147,7 +150,9 @@ def parse(environ: Mapping[str, str], command: Sequence[str]) -> AgentSettings:
         elastic=_elastic(environ),
         kubeflow=environ.get(names.ENV_KUBEFLOW_PROGRESS) != names.KUBEFLOW_NEVER,
         success_policy=_choice(environ, names.ENV_SUCCESS_POLICY, (names.SUCCESS_ALL, names.SUCCESS_RANK_0)),
+        engine=environ.get(names.ENV_ENGINE) or names.DEFAULT_ENGINE,
     )
+    engines.load(settings.engine)
     for other in range(settings.peer_count):
         # A wrong entry must be an error now, not when that peer is first called.
         settings.peer(other)

@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
+from dtj_agent import engines
 from dtj_agent.files.pod_output import PodOutput
 from dtj_agent.group.member import Spawn
 from dtj_agent.group.worker_exit import WorkerExit
@@ -15,7 +16,7 @@ from dtj_agent.net.progress_server import ProgressServer
 from dtj_agent.settings import AgentSettings
 from dtj_agent.store.host import StoreHost
 from dtj_agent.store.master_port import PortHolder
-from dtj_agent.workers import error_file, extension_locks, kubeflow, python_command, worker_env
+from dtj_agent.workers import error_file, extension_locks, gpu_files, kubeflow, python_command, worker_env
 from dtj_agent.workers.rank_watch import RankWatch
 from dtj_agent.workers.report_socket import ReportSocket
 from dtj_agent.workers.stacks import StackFiles
@@ -41,11 +42,12 @@ class WorkerShell:
         self._loop = loop
         self._settings = settings
         self._environ = dict(environ)
+        self._engine = engines.load(settings.engine)
         if settings.launched:
             self._environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
         self._log = output.log
 
-        self._ports = PortHolder(settings.address)
+        self._ports = PortHolder(settings.address, settings.processes if self._engine.rank_ports else 1)
         self._ports.renew()
         self._reports = ReportSocket(loop, settings.state_dir)
         self._reports.on_news = lambda: self.on_reports()
@@ -71,7 +73,10 @@ class WorkerShell:
 
     @property
     def port(self) -> int:
-        """MASTER_PORT of the next attempt if this pod gets node rank 0; renewed when the workers are gone."""
+        """First port of this pod in the next attempt: MASTER_PORT if it gets node rank 0, or that of its first rank.
+
+        A new one is chosen when the workers are gone.
+        """
         return self._ports.port
 
     @property
@@ -112,13 +117,14 @@ class WorkerShell:
         ranks = self.ranks(spawn)
         self.stacks.begin(ranks)
         environments = {}
+        gpus = gpu_files.count_gpus()
         clock = getattr(time, "CLOCK_BOOTTIME", None)
         started = {} if clock is None else {names.ENV_STARTED_AT: "%.3f" % time.clock_gettime(clock)}
         for local_rank, rank in enumerate(ranks):
             error_path = self._error_path(local_rank)
             self._remove(error_path)
             environments[rank] = worker_env.worker_environment(
-                settings, self._environ, spawn, local_rank, self._reports.path, error_path, self.stacks.path(rank)
+                settings, self._environ, spawn, local_rank, self._reports.path, error_path, self.stacks.path(rank), gpus
             )
             environments[rank].update(started)
             environments[rank].update(worker_env.launcher_environment(settings, spawn, self._environ))
@@ -185,6 +191,9 @@ class WorkerShell:
         settings = self._settings
         if not settings.warm or sys.platform != "linux":
             return None
+        if not self._engine.warm:
+            self._log("workers are started without a warm process: engine %s has none" % settings.engine)
+            return None
         command = python_command.parse(settings.command)
         if settings.launched:
             command = python_command.Unsuitable("the command is a launcher, which starts the ranks itself")
@@ -225,10 +234,13 @@ class WorkerShell:
     # --- the store and the error files ------------------------------------------------------------
 
     def _open_store(self, spawn: Spawn) -> None:
-        """Ends the store of the attempt before; the pod of node rank 0 holds the store of this attempt."""
+        """Ends the store of the attempt before; the pod of node rank 0 holds the store of this attempt.
+
+        Ports that the agent does not serve are free from here on, for servers of the ranks.
+        """
         self._store.close()
         bound = self._ports.take()
-        if spawn.node_rank != 0 or not worker_env.has_agent_store(self._environ):
+        if spawn.node_rank != 0 or not worker_env.has_agent_store(self._settings, self._environ):
             if bound is not None:
                 bound.close()
             return

@@ -79,7 +79,7 @@ def test_crd_defaults_are_those_of_the_python_types(kubectl: Kubectl, plane: Con
         "entrypoint": {"module": "train", "args": []},
         "replicas": 1,
         "spares": 0,
-        # A default would hide what a runtime gives: backend, restart, and all of checkpoint but its volume have none.
+        # A default would hide what a runtime gives: backend, engine, restart, and most of checkpoint have none.
         "checkpoint": {"volume": {"hostPath": {"path": "/x", "type": "Directory"}}},
         "successPolicy": "AllRanks",
         "kubeflowProgress": "Auto",
@@ -111,6 +111,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     **{field: {field: EVERYTHING[field]} for field in EVERYTHING},
     "queueName": {"queueName": "team-a"},
     "successPolicy": {"successPolicy": "Rank0"},
+    "engine": {"engine": "jax"},
     "runtimeRef": {"runtimeRef": {"name": "gpu"}},
 }
 

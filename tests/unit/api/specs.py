@@ -226,6 +226,8 @@ BAD: dict[str, tuple[Object, str]] = {
     "no processes": ({"processesPerPod": 0}, "spec.processesPerPod"),
     "too many processes": ({"processesPerPod": 65}, "spec.processesPerPod"),
     "a backend that torch does not have": ({"backend": "nccl2"}, "spec.backend"),
+    "an engine that there is not": ({"engine": "mxnet"}, "spec.engine"),
+    "no engine": ({"engine": ""}, "spec.engine"),
     "a misspelt field": ({"replica": 3}, "spec.replica"),
     "a misspelt field inside": (checkpoint(every=3), "spec.checkpoint.every"),
     "no image": ({"image": None}, "spec.image"),

@@ -56,6 +56,8 @@ GOOD: dict[str, Object] = {
         },
     },
     "success of rank 0": {"successPolicy": "Rank0"},
+    "an engine": {"engine": "tensorflow"},
+    "the default engine": {"engine": "torch"},
     "a queue": {"queueName": "team-a.research"},
     "another controller": {"managedBy": "kueue.x-k8s.io/multikueue"},
     "the operator as the controller": {"managedBy": "training.dtj.dev/dtj-operator"},

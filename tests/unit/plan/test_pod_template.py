@@ -119,6 +119,13 @@ def test_success_policy_is_in_the_environment_only_if_set() -> None:
     assert (given(), given(successPolicy="AllRanks"), given(successPolicy="Rank0")) == (None, None, "Rank0")
 
 
+def test_engine_is_in_the_environment_only_if_it_is_not_torch() -> None:
+    def given(**spec: Any) -> Any:
+        return {one["name"]: one.get("value") for one in pod_spec(**spec)["containers"][0]["env"]}.get("DTJ_ENGINE")
+
+    assert (given(), given(engine="torch"), given(engine="jax")) == (None, None, "jax")
+
+
 def test_pod_meets_the_restricted_standard_by_default() -> None:
     spec = pod_spec(**template({"containers": [{"name": "trainer"}, {"name": "sidecar", "image": "s"}]}))
     security = spec["securityContext"]

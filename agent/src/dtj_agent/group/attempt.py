@@ -47,13 +47,18 @@ class Attempt:
         attempt._remembered = assign_node_ranks(history.members.ordinals())
         return attempt
 
-    def start(self, peers: List[Peer], history: History, leadership: Json, outbox: Outbox) -> None:
+    def start(
+        self, peers: List[Peer], history: History, leadership: Json, outbox: Outbox, lists_members: bool = False
+    ) -> None:
         """Starts the workers of all members.
 
         The first of `peers`, which are in the order of their ordinals, is the master. `leadership`:
-        the fields of the message that name the coordinator.
+        the fields of the message that name the coordinator. `lists_members`: whether the message
+        holds the addresses of all, which makes it longer the more members there are.
         """
         master = peers[0]
+        if lists_members:
+            leadership = {**leadership, "members": [[peer.address, peer.port] for peer in peers]}
         memory = history.to_json()  # encoded once for all of them
         for peer in peers:
             peer.state, peer.attempt = RUNNING, self.number

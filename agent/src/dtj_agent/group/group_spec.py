@@ -60,6 +60,8 @@ class GroupSpec(NamedTuple):
     """SIGTERM to SIGKILL of the workers of a group that is resized, which lets a trainer save."""
     success_policy: str = names.SUCCESS_ALL
     """The ranks whose success is that of the job (success_policy.py)."""
+    lists_members: bool = False
+    """Whether each member of an attempt learns the addresses and ports of all."""
 
     @property
     def size(self) -> GroupSize:

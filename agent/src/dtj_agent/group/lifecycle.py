@@ -108,7 +108,7 @@ class AttemptLifecycle:
         if self.recovery is not None:
             self.recovery.started(attempt, history, now)
         self.phase, self.phase_reason = PHASE_RUNNING, self.recovery.reason if self.recovery else Reason.WORKERS_RUNNING
-        self.attempt.start(members, history, leadership, self._outbox)
+        self.attempt.start(members, history, leadership, self._outbox, self._spec.lists_members)
 
     # --- what happens to its members ------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ any      --finish--> finished
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from dtj_agent.group import diagnosis, outcome
 from dtj_agent.group.effects import Log
@@ -34,6 +34,8 @@ class Spawn(NamedTuple):
     nodes: int
     master_addr: str
     master_port: int
+    members: Tuple[Tuple[str, int], ...] = ()
+    """Address and port of every member by node rank, where the group lists them."""
 
 
 class Stop(NamedTuple):
@@ -299,7 +301,8 @@ class Member:
         self._broken_at, self._all_succeeded, self._step = None, False, None
         self.history = History.from_json(message["history"])
         nodes = message["nodeRank"], message["nodes"]
-        return [Save(), Spawn(attempt, *nodes, message["masterAddr"], message["masterPort"])]
+        members = tuple((str(host), int(port)) for host, port in message.get("members") or ())
+        return [Save(), Spawn(attempt, *nodes, message["masterAddr"], message["masterPort"], members)]
 
     def _promise(self, attempt: int) -> List[Effect]:
         """Promises to follow no start below `attempt`, unless that number or a greater one is known here."""

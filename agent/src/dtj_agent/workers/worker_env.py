@@ -1,9 +1,11 @@
-"""The environment of a worker: the variables that torchrun 2.13 sets, and a few DTJ_* for the trainer library. Pure."""
+"""The environment of a worker: the variables of its engine, and a few DTJ_* for the trainer library. Pure."""
 
 from __future__ import annotations
 
 from typing import Dict, Mapping
 
+from dtj_agent import engines
+from dtj_agent.engines import Place
 from dtj_agent.group.member import Spawn
 from dtj_agent.settings import AgentSettings
 from dtj_contract import names
@@ -16,13 +18,13 @@ AGENT_ONLY = (
     names.ENV_PRELOAD, names.ENV_WARM_WORKERS, names.ENV_KUBEFLOW_PROGRESS,
     names.ENV_RESTART_RULES, names.ENV_MAX_WITHOUT_PROGRESS, names.ENV_GENERATION,
     names.ENV_HANG_POLICY, names.ENV_HANG_MIN_SECONDS, names.ENV_PROGRESS_DEADLINE,
-    names.ENV_SUCCESS_POLICY,
+    names.ENV_SUCCESS_POLICY, names.ENV_ENGINE,
 )  # fmt: skip
 
 
-def has_agent_store(environ: Mapping[str, str]) -> bool:
-    """Returns whether the agent serves the rendezvous store; False if the user or a launcher serves MASTER_PORT."""
-    return environ.get("TORCHELASTIC_USE_AGENT_STORE") != "False"
+def has_agent_store(settings: AgentSettings, environ: Mapping[str, str]) -> bool:
+    """Returns whether the agent serves the rendezvous store; False if ranks, user or a launcher serve its port."""
+    return engines.load(settings.engine).agent_store and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "False"
 
 
 def ranks(settings: AgentSettings, spawn: Spawn) -> range:
@@ -34,38 +36,38 @@ def ranks(settings: AgentSettings, spawn: Spawn) -> range:
 def common_environment(settings: AgentSettings, inherited: Mapping[str, str]) -> Dict[str, str]:
     """Returns the variables that are the same for all ranks and attempts, those that libraries read at import too."""
     environment = {key: value for key, value in inherited.items() if key not in AGENT_ONLY}
-    if settings.processes > 1:
-        environment.setdefault("OMP_NUM_THREADS", "1")
-    environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    for name, value in engines.load(settings.engine).defaults(settings.processes).items():
+        environment.setdefault(name, value)
     return environment
 
 
 def worker_environment(
     settings: AgentSettings, inherited: Mapping[str, str], spawn: Spawn, local_rank: int, socket: str, error_file: str,
-    stack_file: str,
+    stack_file: str, gpus: int = 0,
 ) -> Dict[str, str]:  # fmt: skip
-    """Returns `inherited` with everything that torchrun sets. RESTART_COUNT is attempt - 1: the first attempt is 1."""
-    world = spawn.nodes * settings.processes
+    """Returns `inherited` with everything that the engine sets, and what every rank gets."""
     rank = ranks(settings, spawn)[local_rank]
+    place = Place(
+        attempt=spawn.attempt,
+        rank=rank,
+        local_rank=local_rank,
+        local_size=settings.processes,
+        node_rank=spawn.node_rank,
+        nodes=spawn.nodes,
+        master=(spawn.master_addr, spawn.master_port),
+        members=spawn.members,
+        run_id=settings.uid,
+        max_restarts=settings.max_restarts,
+        error_file=error_file,
+        gpus=gpus,
+    )
     environment = common_environment(settings, inherited)
+    environment.update(engines.load(settings.engine).environment(place, inherited))
     environment.update({
-        "MASTER_ADDR": spawn.master_addr,
-        "MASTER_PORT": str(spawn.master_port),
-        "WORLD_SIZE": str(world),
+        "WORLD_SIZE": str(place.world_size),
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
         "LOCAL_WORLD_SIZE": str(settings.processes),
-        "GROUP_RANK": str(spawn.node_rank),
-        "NODE_RANK": str(spawn.node_rank),  # not torchrun's; Composer and others read it
-        "GROUP_WORLD_SIZE": str(spawn.nodes),
-        "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": str(world),
-        "ROLE_NAME": "default",
-        "TORCHELASTIC_RUN_ID": settings.uid,
-        "TORCHELASTIC_RESTART_COUNT": str(spawn.attempt - 1),
-        "TORCHELASTIC_MAX_RESTARTS": str(settings.max_restarts),
-        "TORCHELASTIC_USE_AGENT_STORE": str(has_agent_store(inherited)),
-        "TORCHELASTIC_ERROR_FILE": error_file,
         names.ENV_ATTEMPT: str(spawn.attempt),
         names.ENV_AGENT_SOCKET: socket,
         names.ENV_STACK_FILE: stack_file,

@@ -27,14 +27,15 @@ Object = dict[str, Any]
 
 REF = "runtimeRef"
 FIELDS = (
-    "image", *shorthands.FIELDS, "template", "processesPerPod", "processesFrom", "backend", "checkpoint", "restart",
-    "progressDeadlineSeconds", "queueName", "ttlSecondsAfterFinished", "activeDeadlineSeconds",
+    "image", *shorthands.FIELDS, "template", "processesPerPod", "processesFrom", "backend", "engine", "checkpoint",
+    "restart", "progressDeadlineSeconds", "queueName", "ttlSecondsAfterFinished", "activeDeadlineSeconds",
     "startupDeadlineSeconds",
 )  # fmt: skip
 """The fields of a job's spec that a runtime may give."""
 DEFAULTED = (
-    "backend", "restart", "restart.maxRestarts", "restart.windowSeconds", "restart.maxRestartsWithoutProgress",
-    "restart.avoidNodes", "restart.rules", "checkpoint.mountPath", "checkpoint.everySteps", "checkpoint.keep",
+    "backend", "engine", "restart", "restart.maxRestarts", "restart.windowSeconds",
+    "restart.maxRestartsWithoutProgress", "restart.avoidNodes", "restart.rules", "checkpoint.mountPath",
+    "checkpoint.everySteps", "checkpoint.keep",
 )  # fmt: skip
 """Those with a default, which the API server does not write into a job: it would hide the runtime's value."""
 

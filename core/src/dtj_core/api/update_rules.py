@@ -28,6 +28,7 @@ def immutable(*fields: str) -> Rule:
     kept = {field: _is_kept(field) for field in fields}
     # An older CRD wrote the default of `backend` into the object; so does a client today.
     kept["backend"] = _is_kept_value("backend", default="'auto'")
+    kept["engine"] = _is_kept_value("engine", default=f"'{names.DEFAULT_ENGINE}'")
     kept["restart.rules"] = _is_kept_value("restart.rules", default="[]")
     kept["restart.stopGraceSeconds"] = (
         f"{_has('self', 'restart.stopGraceSeconds')} == {_has('oldSelf', 'restart.stopGraceSeconds')}"

@@ -70,6 +70,7 @@ FIELDS: dict[str, Any] = {
     "gang.schedulerName": None,
     "gang.queue": None,
     "successPolicy": "AllRanks",
+    "engine": "torch",
 }
 _NAMES = {path: path.split(".") for path in FIELDS}
 DIGITS = 12

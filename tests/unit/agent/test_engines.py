@@ -1,0 +1,133 @@
+"""Engines: the variables of every rank as tables, and real ranks that check what they were given."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from dtj_agent import build, engines
+from dtj_agent.engines import Place
+from dtj_agent.errors import SettingsError
+from dtj_agent.workers.gpu_files import count_gpus
+from dtj_contract import names
+from dtj_core.api.v1alpha1 import Spec
+
+SIZE, PODS = 2, 3
+MEMBERS = tuple((f"10.0.0.{node}", 21000 + 10 * node) for node in range(PODS))
+TORCH = {
+    "MASTER_ADDR": "10.0.0.0",
+    "MASTER_PORT": "21000",
+    "GROUP_RANK": "1",
+    "NODE_RANK": "1",
+    "GROUP_WORLD_SIZE": "3",
+    "ROLE_RANK": "3",
+    "ROLE_WORLD_SIZE": "6",
+    "ROLE_NAME": "default",
+    "TORCHELASTIC_RUN_ID": "uid",
+    "TORCHELASTIC_RESTART_COUNT": "4",
+    "TORCHELASTIC_MAX_RESTARTS": "10",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_ERROR_FILE": "/e.json",
+}
+TF_WORKERS = [f"10.0.0.{node}:{21000 + 10 * node + rank}" for node in range(PODS) for rank in range(SIZE)]
+EXPECTED: dict[str, dict[str, str]] = {
+    "torch": TORCH,
+    "deepspeed": {**TORCH, "LOCAL_SIZE": "2", "CROSS_RANK": "1", "CROSS_SIZE": "3"},
+    "jax": {
+        "JAX_COORDINATOR_ADDRESS": "10.0.0.0:21000",
+        "JAX_COORDINATOR_BIND_ADDRESS": "10.0.0.0:21000",
+        "JAX_NUM_PROCESSES": "6",
+        "JAX_PROCESS_ID": "3",
+        "OMPI_MCA_orte_hnp_uri": "0.0;tcp://10.0.0.0:21000",
+        "OMPI_COMM_WORLD_SIZE": "6",
+        "OMPI_COMM_WORLD_RANK": "3",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    },
+    "tensorflow": {
+        "TF_CONFIG": json.dumps({"cluster": {"worker": TF_WORKERS}, "task": {"type": "worker", "index": 3}}),
+    },
+}
+"""Variables of rank 3: the second of the second pod, in attempt 5."""
+
+
+def place(**changes: Any) -> Place:
+    found = Place(
+        attempt=5, rank=3, local_rank=1, local_size=SIZE, node_rank=1, nodes=PODS, master=MEMBERS[0], members=MEMBERS,
+        run_id="uid", max_restarts=10, error_file="/e.json", gpus=0,
+    )  # fmt: skip
+    return found._replace(**changes)
+
+
+def test_every_engine_of_the_api_is_a_file_of_the_agent_and_in_these_tables() -> None:
+    assert sorted(get_args(Spec.model_fields["engine"].annotation)) == engines.available() == sorted(EXPECTED)
+    assert Spec.model_fields["engine"].default == names.DEFAULT_ENGINE
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_variables_of_a_rank(name: str) -> None:
+    assert engines.load(name).environment(place(), {}) == EXPECTED[name]
+
+
+def test_unknown_engine_is_an_error_that_names_the_known_ones() -> None:
+    with pytest.raises(SettingsError, match="DTJ_ENGINE: 'mxnet' must be one of deepspeed, jax, tensorflow, torch"):
+        engines.load("mxnet")
+
+
+def test_ipv6_addresses_have_brackets_where_a_port_follows() -> None:
+    where = place(master=("fd00::1", 21000), members=(("fd00::1", 21000),), nodes=1, node_rank=0, rank=1)
+    assert engines.load("jax").environment(where, {})["JAX_COORDINATOR_ADDRESS"] == "[fd00::1]:21000"
+    config = json.loads(engines.load("tensorflow").environment(where, {})["TF_CONFIG"])
+    assert config["cluster"]["worker"] == ["[fd00::1]:21000", "[fd00::1]:21001"]
+    assert engines.load("torch").environment(where, {})["MASTER_ADDR"] == "fd00::1"
+
+
+DEVICES: list[tuple[dict[str, int], dict[str, str], str | None]] = [
+    ({"local_size": 1, "gpus": 4}, {}, "0,1,2,3"),
+    ({"local_size": 1, "gpus": 4}, {"JAX_LOCAL_DEVICE_IDS": "2"}, None),  # the user's own stays
+    ({"local_size": 1, "gpus": 1}, {}, None),
+    ({"local_size": 4, "gpus": 4}, {}, None),  # one GPU each, by local rank
+]
+
+
+@pytest.mark.parametrize(("changes", "inherited", "devices"), DEVICES)
+def test_one_jax_process_of_a_pod_has_all_of_its_gpus(
+    changes: dict[str, int], inherited: dict[str, str], devices: str | None
+) -> None:
+    found = engines.load("jax").environment(place(**changes), inherited)
+    assert found.get("JAX_LOCAL_DEVICE_IDS") == devices
+
+
+FILES: dict[str, tuple[list[str], int]] = {
+    "nvidia": (["nvidia0", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia-caps", "null"], 2),
+    "render nodes": (["null", "dri/renderD128", "dri/renderD129", "dri/card0"], 2),
+    "nvidia and its render node": (["nvidia3", "dri/renderD128", "dri/renderD129"], 1),
+    "none": (["null"], 0),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_gpus_are_counted_by_their_device_files(case: str, tmp_path: Path) -> None:
+    files, count = FILES[case]
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    assert count_gpus(str(tmp_path)) == count
+
+
+def test_engines_are_found_inside_of_the_zipapp(tmp_path: Path) -> None:
+    target = tmp_path / "agent.pyz"
+    build.build(str(target))
+    with zipfile.ZipFile(target) as archive:
+        assert "dtj_agent/engines/jax.py" in archive.namelist()
+    sys.path.insert(0, str(target))
+    try:
+        import pkgutil
+
+        assert [module.name for module in pkgutil.iter_modules([f"{target}/dtj_agent/engines"])] == engines.available()
+    finally:
+        sys.path.remove(str(target))
