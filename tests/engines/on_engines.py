@@ -26,6 +26,7 @@ pytestmark = pytest.mark.timeout(3 * LIMIT)
 KINDS = {
     "jax with its own file": ("jax", "jax", "npz"),
     "jax with orbax": ("jax", "orbax.checkpoint", "orbax"),
+    "tensorflow with its CheckpointManager": ("tensorflow", "tensorflow", "manager"),
 }
 
 
