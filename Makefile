@@ -78,6 +78,13 @@ test-oldest: venv ## run the control-plane tests on the oldest Kubernetes that i
 	@$(CLUSTER) bin etcd kube-apiserver kube-controller-manager kubectl >/dev/null
 	@$(TESTS) oldest $(SPREAD) -- -m controlplane tests/integration/controlplane
 
+SLURM_PACKAGES := slurmctld slurmd slurm-client munge
+.PHONY: test-slurm
+test-slurm: venv ## run jobs of `dtj submit --slurm` on a real Slurm of three nodes (as root; installs Debian's packages)
+	@PATH=$$PATH:/usr/sbin; command -v slurmctld slurmd srun munged >/dev/null || \
+	  apt-get install --yes --no-install-recommends $(SLURM_PACKAGES)
+	@unshare --net --mount --uts $(PY) -m pytest -q --durations=10 tests/integration/slurm/on_slurm.py
+
 # kube-router is built on demand. Its rules are removed again whatever the tests' result, because other tests expect none.
 .PHONY: test-policies
 test-policies: venv cluster-ready ## run jobs under their NetworkPolicy on kind, with a firewall on its nodes that enforces policies

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from dtj.arguments import DISTRIBUTION, Command, Verb, Verbs, cluster_flags, file_argument, late, natural, one_file
 from dtj.bench.flags import add_bench
-from dtj.errors import DtjError
+from dtj.errors import DtjError, InputError
 from dtj.offline_verbs import add_convert, add_simulate
 from dtj.tune.flags import add_tune
 
@@ -192,14 +192,29 @@ def _submit(verbs: Verbs[Verb]) -> None:
     submit = verbs.add_parser(
         "submit",
         description="Create or update every job of a file by server-side apply, if all of them are valid. "
+        "With --slurm, print an sbatch script of the file's one job instead. "
         "Exit code: 0, 1 rejected by the cluster, 2 bad input.",
-        help="create or update a job on a cluster (server-side apply)",
+        help="create or update a job on a cluster (server-side apply), or write an sbatch script",
     )
     file_argument(submit)
     submit.add_argument("-o", "--output", choices=["name", "json", "yaml"])
     submit.add_argument("--force-conflicts", action="store_true", help="take over fields that another manager owns")
     cluster_flags(submit)
-    submit.set_defaults(command=late("dtj.cluster.verbs", "submit"))
+    slurm = submit.add_argument_group("Slurm", "dtj submit --slurm job.yaml | sbatch")
+    slurm.add_argument("--slurm", action="store_true", help="print an sbatch script; start nothing")
+    slurm.add_argument("--volumes-dir", metavar="DIR", help="all nodes share it; one folder per claim [.dtj/volumes]")
+    slurm.add_argument("--python", metavar="PATH", help="of the training on each node, with dtj in it [this one]")
+    slurm.add_argument("--runtime", metavar="FILE", help="holds the runtime that spec.runtimeRef names")
+    submit.set_defaults(command=_submit_command)
+
+
+def _submit_command(flags: argparse.Namespace) -> int:
+    if flags.slurm:
+        return late("dtj.slurm.command", "command")(flags)
+    for name in ("volumes_dir", "python", "runtime"):
+        if getattr(flags, name) is not None:
+            raise InputError(f"--{name.replace('_', '-')}: give --slurm too; a cluster has its own")
+    return late("dtj.cluster.verbs", "submit")(flags)
 
 
 def _get(verbs: Verbs[Verb]) -> None:

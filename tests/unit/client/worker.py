@@ -1,6 +1,7 @@
 """A worker that uses only the standard library, and starts in 30 ms because it needs no torch.
 
 worker.py STEPS [--step-seconds S] [--hold-at STEP [--gate FILE]] [--fail-at STEP --exit-code N] [--child] [--deaf]
+    [--saves]
 
 It counts steps, reports them, and keeps its state like a trainer. Its `loss` is a function of the
 step alone, so a resumed run must print what an undisturbed one prints.
@@ -15,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -31,7 +33,11 @@ def main() -> int:
         "--child", action="store_true", help="start a process that leaves the session and hears no SIGTERM"
     )
     parser.add_argument("--deaf", action="store_true", help="hear no SIGTERM")
+    parser.add_argument("--saves", action="store_true", help="rank 0 saves the step that SIGTERM meets")
     args = parser.parse_args()
+    stopping = threading.Event()
+    if args.saves:
+        signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     if args.deaf:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     rank, attempt = int(os.environ["RANK"]), int(os.environ["DTJ_ATTEMPT"])
@@ -57,9 +63,11 @@ def main() -> int:
             return args.exit_code
         if rank == 0:
             print(f"step {step} loss {loss(step)!r}", flush=True)
-            if step % every == 0:
+            if step % every == 0 or stopping.is_set():
                 fields["checkpoint"] = {"step": step, "path": str(save(folder, step, attempt)), "time": time.time()}
         report(rank, attempt, **fields)
+        if stopping.is_set():
+            return 128 + signal.SIGTERM
         while step == args.hold_at and (attempt == 1 or (args.gate and not args.gate.exists())):
             time.sleep(0.05)
             report(rank, attempt, **fields)  # the first one may have been dropped

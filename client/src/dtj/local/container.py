@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dtj.errors import InputError
@@ -45,6 +45,8 @@ class HostEnvironment:
     working_dir: Path
     environment: Mapping[str, str]
     """Environment of dtj; a container inherits it as it would inherit the image's."""
+    address: str = LOOPBACK
+    """The pods' address."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,8 @@ class LocalContainer:
     folders: tuple[Path, ...]
     """Folders that must exist before the process starts."""
     termination_log: Path
-    log: Path
+    log: Path | None
+    """File of the output; None: the output of dtj."""
 
 
 def container(pod: Object, host: HostEnvironment, ports: Sequence[int]) -> LocalContainer:
@@ -66,32 +69,45 @@ def container(pod: Object, host: HostEnvironment, ports: Sequence[int]) -> Local
     `ports` holds the agents' ports by ordinal. Raises InputError where the template uses a value
     that only a cluster has.
     """
+    addresses = [f"{LOOPBACK}:{port}" for port in ports]
+    ordinal = int(pod["metadata"]["labels"][names.LABEL_POD_INDEX])
+    own = {
+        names.ENV_PEERS: ",".join(addresses),
+        names.ENV_LISTEN: addresses[ordinal],
+        names.ENV_DIE_WITH_PARENT: str(os.getpid()),
+    }
+    # Without an interface name gloo would resolve the host's name, perhaps to a dead address.
+    inherited = {"GLOO_SOCKET_IFNAME": "lo", **host.environment}
+    started = process(pod, replace(host, environment=inherited), own)
+    return replace(started, log=host.run_dir / f"{pod['metadata']['name']}.log")
+
+
+def process(pod: Object, host: HostEnvironment, own: Mapping[str, str]) -> LocalContainer:
+    """Returns the agent of this pod as a process that writes to dtj's output.
+
+    `own`: variables of this pod that take the place of the template's. Raises InputError as `container` does.
+    """
     spec = trainer(pod["spec"])
     ordinal = pod["metadata"]["labels"][names.LABEL_POD_INDEX]
     pod_dir = host.scratch_dir / f"{ordinal}-{pod['metadata']['uid'][:8]}"
     mounts = _mounts(pod, host, pod_dir)
     termination_log = pod_dir / "termination-log"
-    addresses = [f"{LOOPBACK}:{port}" for port in ports]
-    given = _environment(spec, pod, host.environment, mounts)
+    given = _environment(spec, pod, host, mounts)
     given |= {
-        names.ENV_PEERS: ",".join(addresses),
-        names.ENV_LISTEN: addresses[int(ordinal)],
         names.ENV_TERMINATION_LOG: str(termination_log),
-        names.ENV_DIE_WITH_PARENT: str(os.getpid()),
         names.ENV_LOCAL_POD: pod_tag(pod, host),
+        **own,
     }
-    # Variables of an outer torchrun or dtj do not apply to this job. Without an interface name gloo
-    # would resolve the host's name, perhaps to a dead address.
+    # Variables of an outer torchrun or dtj do not apply to this job.
     outer = {k: v for k, v in host.environment.items() if k not in names.TORCHRUN_ENV and not k.startswith("DTJ_")}
-    inherited = {"GLOO_SOCKET_IFNAME": "lo", **outer}
     command = [_localise(_expand(argument, given), mounts) for argument in spec["command"]]
     return LocalContainer(
         argv=tuple(_argv(command, host.python)),
-        environment={**inherited, **given},
+        environment={**outer, **given},
         working_dir=host.working_dir,
         folders=(pod_dir, *mounts.values()),
         termination_log=termination_log,
-        log=host.run_dir / f"{pod['metadata']['name']}.log",
+        log=None,
     )
 
 
@@ -193,14 +209,15 @@ def _from_cluster(item: Object) -> bool:
     return "secretKeyRef" in source or "configMapKeyRef" in source
 
 
-def _environment(spec: Object, pod: Object, outer: Mapping[str, str], mounts: Mapping[str, Path]) -> dict[str, str]:
+def _environment(spec: Object, pod: Object, host: HostEnvironment, mounts: Mapping[str, Path]) -> dict[str, str]:
     known: dict[str, str] = {}
+    outer = host.environment
     for item in spec.get("env") or ():
         name, source = item["name"], item.get("valueFrom")
         if not source:
             known[name] = _localise(_expand(item.get("value") or "", known), mounts)
         elif "fieldRef" in source:
-            known[name] = _field(pod, source["fieldRef"]["fieldPath"], name)
+            known[name] = _field(pod, source["fieldRef"]["fieldPath"], name, host.address)
         elif _from_cluster(item) and name in outer:
             known[name] = outer[name]
         elif not any(reference.get("optional") for reference in source.values()):
@@ -209,7 +226,7 @@ def _environment(spec: Object, pod: Object, outer: Mapping[str, str], mounts: Ma
     return known
 
 
-def _field(pod: Object, path: str, name: str) -> str:
+def _field(pod: Object, path: str, name: str, address: str) -> str:
     """Returns the value that the downward API would give for this path."""
     if match := re.fullmatch(r"metadata\.(labels|annotations)\['([^']+)'\]", path):
         return str(pod["metadata"].get(match[1], {}).get(match[2], ""))
@@ -219,7 +236,7 @@ def _field(pod: Object, path: str, name: str) -> str:
         "metadata.uid": pod["metadata"]["uid"],
         "spec.nodeName": pod["spec"]["nodeName"],
         "spec.serviceAccountName": pod["spec"].get("serviceAccountName", "default"),
-        **dict.fromkeys(("status.podIP", "status.podIPs", "status.hostIP", "status.hostIPs"), LOOPBACK),
+        **dict.fromkeys(("status.podIP", "status.podIPs", "status.hostIP", "status.hostIPs"), address),
     }
     if path not in known:
         raise InputError(f"env {name}: unknown fieldPath {path}; write one of {', '.join(known)}")

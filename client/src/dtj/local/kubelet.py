@@ -35,7 +35,8 @@ def backoff_after(backoff: float, ran_seconds: float) -> float:
 class LocalPod:
     """A pod object and the processes behind it.
 
-    `changed` is called after every change of `object`. Times come from `now`.
+    `changed` is called after every change of `object`. Times come from `now`. A container of whose pod `is_final`
+    holds after its end is not restarted.
     """
 
     def __init__(
@@ -46,7 +47,9 @@ class LocalPod:
         *,
         now: Callable[[], datetime],
         changed: Callable[[], None],
+        is_final: Callable[[Object], bool] = lambda _: False,
     ) -> None:
+        self._is_final = is_final
         self.object = pod
         self.tag = tag
         self._process: asyncio.subprocess.Process | None = None
@@ -72,11 +75,15 @@ class LocalPod:
             return True
         return False
 
-    async def stop(self, grace_seconds: float) -> None:
-        """Stops the pod: SIGTERM to the agent, then SIGKILL to all its processes after `grace_seconds`."""
+    async def stop(self, grace_seconds: float, *, is_signalled: bool = False) -> None:
+        """Stops the pod: SIGTERM to the agent, then SIGKILL to all its processes after `grace_seconds`.
+
+        With `is_signalled`, the agent has got a SIGTERM already: a second one would kill its workers at once.
+        """
         self._ending.set()
         self._changed()
-        self._terminate()
+        if not is_signalled:
+            self._terminate()
         done, _ = await asyncio.wait({self._life}, timeout=grace_seconds)
         if not done:
             await self.lose()
@@ -107,6 +114,8 @@ class LocalPod:
             code = await self._run_container()
             backoff = backoff_after(backoff, time.monotonic() - began)
             pods.set_terminated(self.object, code, self._termination_message(), self._now())
+            if self._is_final(self.object):
+                break
             if backoff > FIRST_BACKOFF_SECONDS and not self._ending.is_set():
                 pods.set_backing_off(self.object)
             self._changed()
@@ -123,7 +132,7 @@ class LocalPod:
             for folder in container.folders:
                 folder.mkdir(parents=True, exist_ok=True)
             container.termination_log.write_bytes(b"")  # each container starts with an empty one
-            with container.log.open("ab") as log:
+            with container.log.open("ab") if container.log else contextlib.nullcontext() as log:
                 # The container gets its own session, so that Ctrl-C in the terminal reaches only
                 # dtj, which stops the pod gracefully.
                 self._process = process = await asyncio.create_subprocess_exec(
