@@ -30,6 +30,20 @@ def test_volcano_gets_group_annotation_queue_and_scheduler() -> None:
     assert template["spec"]["schedulerName"] == "volcano"
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"priorityClassName": "urgent"},
+        {"template": {"spec": {"priorityClassName": "urgent", "containers": [{"name": "trainer"}]}}},
+    ],
+    ids=["shorthand", "template"],
+)
+def test_priority_is_that_of_the_pods_where_volcano_reads_it(spec: dict[str, Any]) -> None:
+    assert applied(gang={"podGroup": "Volcano"}, **spec)["PodGroup"]["spec"]["priorityClassName"] == "urgent"
+    plugins = applied(gang={"podGroup": "SchedulerPlugins"}, **spec)
+    assert plugins["PodGroup"]["spec"] == {"minMember": 3}, "its PodGroup has no such field"
+
+
 def test_pod_group_is_created_before_the_pods() -> None:
     actions = plan(job(gang={"podGroup": "Volcano"}), Observed(), NOW, SETTINGS).actions
     kinds = [action.body["kind"] for action in actions if isinstance(action, Apply)]

@@ -21,6 +21,10 @@ def pod_group(job: Job, metadata: Object) -> Object | None:
     spec: Object = {"minMember": job.least_pods}
     if gang.queue is not None:
         spec["queue"] = gang.queue
+    priority = (job.spec.merged_template.get("spec") or {}).get("priorityClassName")
+    if gang.pod_group == "Volcano" and priority:
+        # Volcano orders gangs by their PodGroups, whatever the priority of the pods.
+        spec["priorityClassName"] = priority
     return {
         "apiVersion": API_VERSIONS[gang.pod_group],
         "kind": "PodGroup",
