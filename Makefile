@@ -68,6 +68,7 @@ test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults,
 	@$(MAKE) --no-print-directory test-policies
 	@$(MAKE) --no-print-directory test-dashboard
 	@DTJ_TUNE_KILLS=$(or $(TUNE_KILLS),20) $(PY) -m pytest -q -s tests/unit/client/test_tune_kills.py
+	@$(MAKE) --no-print-directory test-frameworks-kind
 	@./hack/test_long.sh
 	@./hack/frameworks.sh
 
@@ -95,6 +96,11 @@ test-policies: venv cluster-ready ## run jobs under their NetworkPolicy on kind,
 test-dashboard: venv cluster-ready ## evaluate the Grafana dashboard on a real Prometheus that scrapes a run on kind (builds Prometheus once)
 	@$(CLUSTER) bin prometheus >/dev/null
 	@$(PY) -m pytest -q tests/e2e/on_dashboard.py
+
+.PHONY: test-frameworks-kind
+test-frameworks-kind: venv cluster-ready ## run scripts of Lightning, Accelerate, transformers, DeepSpeed and torch on kind, and kill a rank of each
+	@./hack/frameworks.sh --install
+	@$(PY) -m pytest -q -s --durations=10 tests/e2e/on_frameworks.py
 
 .PHONY: chaos-kind
 chaos-kind: venv cluster-up deploy ## stop nodes, kubelets, pods and the API server of kind under a job, and print the recoveries

@@ -8,6 +8,8 @@ import sys
 from hack.cluster.shell import ProvisionError
 from hack.images import build, deploy
 
+REFERENCES = {"names": build.names, "build": build.ensure, "frameworks": build.frameworks}
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(
@@ -16,14 +18,14 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("build", help="build and push changed images, print the references")
     commands.add_parser("names", help="print the references of the last build")
+    commands.add_parser("frameworks", help="build and push the image of tests/e2e/on_frameworks.py, print it")
     commands.add_parser("deploy", help="build, then install or upgrade the chart and wait until the operator is ready")
     options = parser.parse_args()
     try:
         if options.command == "deploy":
             deploy.deploy()
         else:
-            references = build.names() if options.command == "names" else build.ensure()
-            for name, reference in references.items():
+            for name, reference in REFERENCES[options.command]().items():
                 print(f"{name}={reference}")
     except ProvisionError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -70,6 +70,21 @@ def names() -> dict[str, str]:
     return {image.name: remembered[image.name] for image in IMAGES}
 
 
+def frameworks() -> dict[str, str]:
+    """Publishes the image of tests/e2e/on_frameworks.py, on top of the torch image of the last build.
+
+    Returns the reference by its name. Raises ProvisionError.
+    """
+    if not (ROOT / recipes.FRAMEWORKS.inputs[0] / "constraints.txt").exists():
+        raise ProvisionError("the versions are not known yet: run `hack/frameworks.sh --install` first")
+    torch = names()["torch"]
+    engine.ensure()
+    if not docker.image_exists(torch):
+        run(["docker", "pull", "--quiet", torch], timeout=PUSH_TIMEOUT)
+    torch_id = output(["docker", "image", "inspect", "-f", "{{.Id}}", torch], timeout=20)
+    return _publish([recipes.FRAMEWORKS], torch, torch_id)
+
+
 def _publish(images: Sequence[Image], base: str, base_id: str) -> dict[str, str]:
     references = {}
     for image in images:

@@ -61,6 +61,12 @@ TRAINER = Image(
     ),
 )
 IMAGES = (OPERATOR, TORCH, TRAINER)
+FRAMEWORKS = Image(
+    name="frameworks",
+    dockerfile="hack/images/frameworks.Dockerfile",
+    inputs=("build/frameworks",),
+)
+"""On top of the torch image, for one test; `make images` does not build it."""
 
 
 def arguments(image: Image, base: str) -> dict[str, str]:

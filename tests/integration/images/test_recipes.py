@@ -10,7 +10,7 @@ import pytest
 
 from hack.cluster.shell import ProvisionError
 from hack.images import build, recipes
-from hack.images.recipes import IMAGES, OPERATOR, ROOT, TORCH, TRAINER, Image
+from hack.images.recipes import FRAMEWORKS, IMAGES, OPERATOR, ROOT, TORCH, TRAINER, Image
 
 
 def tag(image: Image, context: Path) -> str:
@@ -73,7 +73,7 @@ def test_default_version_of_an_image_is_its_distributions(dockerfile: str, proje
     assert f"ARG VERSION={version}\n" in (ROOT / dockerfile).read_text()
 
 
-@pytest.mark.parametrize("dockerfile", ["Dockerfile", "trainer-image/Dockerfile"])
+@pytest.mark.parametrize("dockerfile", ["Dockerfile", "trainer-image/Dockerfile", FRAMEWORKS.dockerfile])
 def test_dockerfile_needs_only_the_classic_builder(dockerfile: str) -> None:
     text = (ROOT / dockerfile).read_text()
     for only_buildkit in (

@@ -12,8 +12,8 @@ from benchmarks.warm_restart.trial import FRAMEWORKS, PHASES, phases
 
 
 def log(rank: int, begin: float, *moments: float) -> str:
-    words = ("imported", "joined", "built", "loaded")
-    lines = [f"{word} {when}" for word, when in zip(words, moments, strict=False)]
+    names = ("imported", "joined", "built", "loaded")
+    lines = [f"{name} {when}" for name, when in zip(names, moments, strict=False)]
     return "\n".join([f"begin {begin} 1 {rank} 2 7", *lines, f"step {moments[-1]} 13", "step 99 14", ""])
 
 
