@@ -20,7 +20,7 @@ from tests.unit.client.support import JOBS, condition
 from tests.unit.client.sweeps import sweep
 
 pytestmark = pytest.mark.controlplane
-WORST = 0
+WORST = 3
 """The trial that the pruner shall stop."""
 
 
@@ -50,8 +50,8 @@ class Operator:
         number = int(job["metadata"]["labels"]["training.dtj.dev/trial"])
         before = job.get("status") or {}
         step = (before.get("progress") or {}).get("step", 0) + 1
-        value = 10.0 if number == WORST else 1.0 + number
-        progress = {"step": step, "metrics": {"val_loss": value / step}}
+        value = 10.0 if number == WORST else 1.0 / step
+        progress = {"step": step, "metrics": {"val_loss": value}}
         status: dict[str, Any] = {"phase": "Running", "progress": progress, "conditions": []}
         if [one["type"] for one in before.get("conditions") or ()] == ["Complete"]:
             return
@@ -85,9 +85,9 @@ def test_a_sweep_creates_adopts_and_suspends_jobs(cluster: ControlPlane, tmp_pat
     assert sorted(jobs) == [f"search-{number:04d}" for number in range(4)]
     assert {name: jobs[name]["metadata"]["uid"] for name in before} == before, "a job was created again"
     states = [one.trial.state for one in store.details()]
-    assert states == [TrialState.PRUNED, *[TrialState.COMPLETE] * 3]
-    assert [name for name, job in jobs.items() if job["spec"].get("suspend")] == ["search-0000"]
-    assert store.details()[1].trial.value == pytest.approx(2.0 / 5)
+    assert states == [*[TrialState.COMPLETE] * 3, TrialState.PRUNED]
+    assert [name for name, job in jobs.items() if job["spec"].get("suspend")] == ["search-0003"]
+    assert store.details()[1].trial.value == pytest.approx(1.0 / 5)
     assert (tmp_path / "best/best.json").exists()
 
 
