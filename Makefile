@@ -145,7 +145,7 @@ benchmark-simulation: venv ## compare `dtj simulate` with real steps on shaped l
 	@$(PY) -m benchmarks.simulation --render
 
 .PHONY: benchmark-kind
-benchmark-kind: venv cluster-up deploy ## delete pods and stop nodes of a job on kind; update its README (25 minutes)
+benchmark-kind: venv cluster-up deploy ## delete pods, kill ranks and stop nodes of jobs on kind, also under JobSet; update its README (100 minutes; builds JobSet)
 	@$(PY) -m benchmarks.kind $(if $(TRIALS),--trials $(TRIALS)) --out benchmarks/kind/results.json
 	@$(PY) -m benchmarks.kind --render
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kind import plot, tables
 from benchmarks.recovery.results import percentile
 from benchmarks.report import Page
 from dtj_contract.names import RECOVERY_PHASES
@@ -80,13 +81,20 @@ class Report(Page):
     """README.md and results.json of this folder."""
 
     def rendered(self) -> str:
-        """Returns the README with a table for each shape."""
-        titles = {key: shape.title for key, shape in SHAPES.items()}
-        return self.filled(titles, lambda key, found: render(SHAPES[key], found))
+        """Returns the README with a table for each shape and each comparison."""
+        titles = {key: shape.title for key, shape in SHAPES.items()} | tables.TITLES
+
+        def table(key: str, found: Mapping[str, Any]) -> str:
+            return tables.render(key, found) if key in tables.TITLES else render(SHAPES[key], found)
+
+        return self.filled(titles, table)
 
     def update_readme(self) -> None:
-        """Writes the tables into the README."""
+        """Writes the tables into the README, and the plot into docs/figures."""
         self.readme.write_text(self.rendered())
+        results = self.load()
+        if plot.bars(results):
+            plot.draw(results)
 
 
 REPORT = Report(Path(__file__).parent)

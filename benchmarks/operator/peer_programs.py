@@ -14,6 +14,10 @@ TRAINING_OPERATOR = Tool(
     "v1.9.3",
     "github.com/kubeflow/training-operator/cmd/training-operator.v1",
 )
+JOBSET_AGENT = Tool(
+    "in-place-restart-agent", JOBSET.module, JOBSET.version, "sigs.k8s.io/jobset/cmd/in-place-restart-agent"
+)
+"""Restarts the container of a pod for JobSet's InPlaceRestart."""
 TOOLS = (JOBSET, TRAINING_OPERATOR)
 
 

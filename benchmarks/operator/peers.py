@@ -25,6 +25,9 @@ SERVING = "/tmp/k8s-webhook-server/serving-certs"
 class Peer(System):
     """An operator written in Go, with its webhooks at an address of this machine."""
 
+    address = "127.0.0.1"
+    """Where the API server reaches this machine."""
+
     def __init__(self, plane: ControlPlane, *, tuned: bool) -> None:
         super().__init__(plane, tuned=tuned)
         self.webhook_port, self.health_port = free_ports(2)
@@ -36,7 +39,7 @@ class Peer(System):
         """Creates the certificates of the webhook server. Keys in PKCS1, which the cert rotators read."""
         folder = self.certificates
         paths = {name: folder / name for name in ("ca.crt", "ca.key", "tls.crt", "tls.key")}
-        names = f"subjectAltName=DNS:{service}.{SYSTEM}.svc,IP:127.0.0.1"
+        names = f"subjectAltName=DNS:{service}.{SYSTEM}.svc,IP:{self.address}"
         for key in ("ca.key", "tls.key"):
             run(["openssl", "genrsa", "-traditional", "-out", paths[key], "2048"], timeout=60)
         subject = ["-subj", f"/O={authority}/CN={authority}", "-addext", f"subjectAltName=DNS:{authority}"]
@@ -54,7 +57,7 @@ class Peer(System):
         kind = configuration["kind"]
         for webhook in configuration["webhooks"]:
             path = webhook["clientConfig"]["service"]["path"]
-            url = f"https://127.0.0.1:{self.webhook_port}{path}"
+            url = f"https://{self.address}:{self.webhook_port}{path}"
             webhook["clientConfig"] = {"url": url, "caBundle": encoded(authority)}
         plural = kind.lower() + "s"
         self.plane.request("POST", f"/apis/admissionregistration.k8s.io/v1/{plural}", configuration)

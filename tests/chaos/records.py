@@ -77,6 +77,10 @@ class Records:
                 self._offsets[path.name] = offset + len(whole)
                 self.take(path.name, whole.decode())
 
+    def processes(self) -> dict[int, str]:
+        """Returns the name of the log of each rank's process in the newest attempt."""
+        return {begin.rank: process for process, begin in self._open.items() if begin.attempt == self.newest}
+
     def take(self, process: str, text: str) -> None:
         """Takes lines of one process."""
         for line in text.splitlines():
