@@ -36,8 +36,9 @@ def measured(job: Object, metric: str) -> tuple[int | None, float | None]:
     """Returns the last step that a job reported and the value of the metric there."""
     progress = job.get("status", {}).get("progress") or {}
     value = progress.get(metric) if metric in STEP_METRICS else (progress.get("metrics") or {}).get(metric)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return progress.get("step"), float(value) if is_number else None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        return progress.get("step"), None
+    return progress.get("step"), float(value)
 
 
 def ended(job: Object, metric: str) -> Job | None:

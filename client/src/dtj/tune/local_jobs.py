@@ -71,7 +71,8 @@ class LocalTrialJobs:
             _write(folder / "job.yaml", yaml_text.dump(job))
             upcoming = folder / f"start-{1 + len(starts)}"
             upcoming.mkdir()
-            command = [sys.executable, "-m", "dtj.tune.trial_process", str(lock), folder, upcoming, self._volumes]
+            given = map(str, (lock, folder, upcoming, self._volumes))
+            command = [sys.executable, "-m", "dtj.tune.trial_process", *given]
             with (folder / "output.txt").open("ab") as output:
                 self._children.append(
                     subprocess.Popen(
