@@ -17,7 +17,7 @@ _MOUNT = "nothing mounts it on Slurm's nodes: write hostPath with the folder at 
 _FILES = "only a cluster has it: put the files into a folder that all nodes share, and write hostPath with it"
 _ADMIN = "this is the business of sbatch: give it --partition, --account, --qos or --constraint"
 _NODES = "the nodes' own: Slurm starts no kubelet"
-_IMAGE = "not pulled: the ranks run in PYTHON of the script, or in CONTAINER"
+_IMAGE = "not pulled: the ranks run in PYTHON of the script, or in the container of DTJ_SLURM_CONTAINER"
 
 SPEC = (
     Field("runtimeRef.**", _SAME, "the runtime's fields are in the script"),
