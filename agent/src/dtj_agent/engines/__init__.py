@@ -7,7 +7,6 @@ The rest of the agent knows only the interface here.
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from typing import Callable, Dict, List, Mapping, NamedTuple, Tuple
 
 from dtj_agent.errors import SettingsError
@@ -64,16 +63,21 @@ class Engine(NamedTuple):
 
 def load(name: str) -> Engine:
     """Returns the engine of a spec. Raises SettingsError if this agent has none of that name."""
-    known = available()
-    if name not in known:
+    module = "%s.%s" % (__name__, name)
+    try:
+        engine: Engine = importlib.import_module(module).ENGINE
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
         text = "%s: %r must be one of %s; an older agent knows fewer engines than its operator"
-        raise SettingsError(text % (names.ENV_ENGINE, name, ", ".join(known)))
-    engine: Engine = importlib.import_module("%s.%s" % (__name__, name)).ENGINE
+        raise SettingsError(text % (names.ENV_ENGINE, name, ", ".join(available()))) from error
     return engine
 
 
 def available() -> List[str]:
     """Returns the names of the engines that this agent has."""
+    import pkgutil  # only an error needs it, and the agent stays small without it
+
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 

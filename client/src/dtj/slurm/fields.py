@@ -27,7 +27,7 @@ SPEC = (
     Field("elastic.maxReplicas", _NOT, "an allocation does not grow"),
     Field("elastic.**", _SAME, ""),
     *(Field(name, _SAME, "") for name in ("processesPerPod", "processesFrom", "backend", "warmWorkers", "preload")),
-    *(Field(name, _SAME, "") for name in ("progressDeadlineSeconds", "successPolicy", "kubeflowProgress")),
+    *(Field(name, _SAME, "") for name in ("engine", "progressDeadlineSeconds", "successPolicy", "kubeflowProgress")),
     *(Field(f"{name}.**", _SAME, "") for name in ("entrypoint", "restart", "hangDetection", "env[]")),
     Field("image", _OTHER, _IMAGE),
     Field("envFrom[].**", _NOT, "export these variables before you call sbatch"),

@@ -188,7 +188,8 @@ def plan(sweep: Sweep) -> list[Action]:
         if not active and not any(isinstance(action, Tell) for action in actions):
             actions.append(Finish("stopped"))
         return actions
-    closed = _closed(sweep)
+    ending = sum(isinstance(action, Tell) and action.state is TrialState.FAILED for action in actions)
+    closed = _closed(sweep, ending)
     if closed is None:
         left = sweep.limits.trials - len(sweep.trials)
         actions += [Ask()] * max(0, min(room, left))
@@ -248,10 +249,10 @@ def _end(trial: Trial, job: Job, limits: Limits) -> Tell | None:
     return None
 
 
-def _closed(sweep: Sweep) -> str | None:
-    """Returns why no further trial is created, or None if one may be."""
+def _closed(sweep: Sweep, ending: int) -> str | None:
+    """Returns why no further trial is created, or None if one may be. `ending`: trials that fail by this plan."""
     limits = sweep.limits
-    failed = sum(trial.state is TrialState.FAILED for trial in sweep.trials)
+    failed = ending + sum(trial.state is TrialState.FAILED for trial in sweep.trials)
     if len(sweep.trials) >= limits.trials:
         return f"all {limits.trials} trials are finished"
     if limits.max_failed is not None and failed >= limits.max_failed:
