@@ -10,10 +10,12 @@ WRITES = {"create", "update", "patch", "delete", "deletecollection"}
 OPERATOR = "system:serviceaccount:dtj-system:"
 
 
-def operator_writes(cluster: dict[str, str], namespace: str, since: datetime | None = None) -> list[str]:
+def operator_writes(
+    cluster: dict[str, str], namespace: str, since: datetime | None = None, until: datetime | None = None
+) -> list[str]:
     """Returns `verb resource/name -> code` of the operator's own writes to one namespace, in order.
 
-    Dry runs are no writes.
+    Writes before `since` or after `until` are left out. Dry runs are no writes.
     """
     found = []
     for line in Path(cluster["DTJ_AUDIT_LOG"]).read_text().splitlines():
@@ -25,7 +27,8 @@ def operator_writes(cluster: dict[str, str], namespace: str, since: datetime | N
             continue
         if not entry["user"]["username"].startswith(OPERATOR) or "dryRun" in entry["requestURI"]:
             continue
-        if since and datetime.fromisoformat(entry["requestReceivedTimestamp"]) < since:
+        received = datetime.fromisoformat(entry["requestReceivedTimestamp"])
+        if (since and received < since) or (until and received > until):
             continue
         resource = ref["resource"] + ("/" + ref["subresource"] if "subresource" in ref else "")
         found.append(f"{entry['verb']} {resource} {ref.get('name', '')} -> {entry['responseStatus']['code']}")
