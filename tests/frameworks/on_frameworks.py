@@ -61,6 +61,7 @@ def under_dtj(framework: str, folder: Path, *, warm: str, kill: bool = False) ->
             "processesPerPod": 2,
             "image": "unused",
             "backend": "gloo",
+            "engine": "deepspeed" if framework == "deepspeed" else "torch",
             "entrypoint": {"script": str(SCRIPT), "args": [framework, str(folder)]},
             "env": [{"name": "KILL", "value": "1" if kill else ""}],
             "warmWorkers": warm,
