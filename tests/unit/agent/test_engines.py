@@ -38,6 +38,20 @@ TF_WORKERS = [f"10.0.0.{node}:{21000 + 10 * node + rank}" for node in range(PODS
 EXPECTED: dict[str, dict[str, str]] = {
     "torch": TORCH,
     "deepspeed": {**TORCH, "LOCAL_SIZE": "2", "CROSS_RANK": "1", "CROSS_SIZE": "3"},
+    "horovod": {
+        **TORCH,
+        "HOROVOD_RANK": "3",
+        "HOROVOD_SIZE": "6",
+        "HOROVOD_LOCAL_RANK": "1",
+        "HOROVOD_LOCAL_SIZE": "2",
+        "HOROVOD_CROSS_RANK": "1",
+        "HOROVOD_CROSS_SIZE": "3",
+        "HOROVOD_HOSTNAME": "node-1",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.0",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "21000",
+    },
     "jax": {
         "JAX_COORDINATOR_ADDRESS": "10.0.0.0:21000",
         "JAX_COORDINATOR_BIND_ADDRESS": "10.0.0.0:21000",
@@ -73,9 +87,11 @@ def test_variables_of_a_rank(name: str) -> None:
     assert engines.load(name).environment(place(), {}) == EXPECTED[name]
 
 
-def test_unknown_engine_is_an_error_that_names_the_known_ones() -> None:
-    with pytest.raises(SettingsError, match="DTJ_ENGINE: 'mxnet' must be one of deepspeed, jax, tensorflow, torch"):
-        engines.load("mxnet")
+@pytest.mark.parametrize("name", ["mxnet", "", "..x", "__init__", "jax.x", "json/../jax"])
+def test_unknown_engine_is_an_error_that_names_the_known_ones(name: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        engines.load(name)
+    assert f"DTJ_ENGINE: {name!r} must be one of deepspeed, horovod, jax, tensorflow, torch" in str(raised.value)
 
 
 def test_ipv6_addresses_have_brackets_where_a_port_follows() -> None:
@@ -84,6 +100,20 @@ def test_ipv6_addresses_have_brackets_where_a_port_follows() -> None:
     config = json.loads(engines.load("tensorflow").environment(where, {})["TF_CONFIG"])
     assert config["cluster"]["worker"] == ["[fd00::1]:21000", "[fd00::1]:21001"]
     assert engines.load("torch").environment(where, {})["MASTER_ADDR"] == "fd00::1"
+    assert engines.load("horovod").environment(where, {})["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "[fd00::1]"
+
+
+@pytest.mark.parametrize(
+    ("inherited", "interface"),
+    [
+        ({}, None),
+        ({"GLOO_SOCKET_IFNAME": "eth1"}, "eth1"),
+        ({"GLOO_SOCKET_IFNAME": "a", "HOROVOD_GLOO_IFACE": "b"}, None),
+    ],
+    ids=["none", "that of torch", "the user's own"],
+)
+def test_horovod_listens_on_the_interface_of_torch(inherited: dict[str, str], interface: str | None) -> None:
+    assert engines.load("horovod").environment(place(), inherited).get("HOROVOD_GLOO_IFACE") == interface
 
 
 DEVICES: list[tuple[dict[str, int], dict[str, str], str | None]] = [

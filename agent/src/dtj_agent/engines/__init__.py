@@ -7,6 +7,7 @@ The rest of the agent knows only the interface here.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Callable, Dict, List, Mapping, NamedTuple, Tuple
 
 from dtj_agent.errors import SettingsError
@@ -64,13 +65,10 @@ class Engine(NamedTuple):
 def load(name: str) -> Engine:
     """Returns the engine of a spec. Raises SettingsError if this agent has none of that name."""
     module = "%s.%s" % (__name__, name)
-    try:
-        engine: Engine = importlib.import_module(module).ENGINE
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
+    if not name.isalpha() or importlib.util.find_spec(module) is None:
         text = "%s: %r must be one of %s; an older agent knows fewer engines than its operator"
-        raise SettingsError(text % (names.ENV_ENGINE, name, ", ".join(available()))) from error
+        raise SettingsError(text % (names.ENV_ENGINE, name, ", ".join(available())))
+    engine: Engine = importlib.import_module(module).ENGINE
     return engine
 
 

@@ -1,5 +1,7 @@
 """The keys of one attempt's rendezvous store, and the protocol of torch.distributed.TCPStore that reaches them. Pure.
 
+The ranks of Horovod reach the same store by HTTP (`http_requests.py`): the first byte of a connection decides.
+
 A request is one byte of kind and its arguments. Numbers are little endian; a text or value is
 preceded by its length (8 bytes). Semantics are those of torch 2.13's libuv server, which is what
 torchrun's agent runs.
@@ -10,6 +12,8 @@ from __future__ import annotations
 import struct
 from collections import deque
 from typing import Deque, Dict, Generator, List, Optional, Set
+
+from dtj_agent.store import http_requests
 
 MAGIC = 0x3C85F7CE
 MAX_KEY_BYTES = 1024 * 1024  # torch rejects keys above 8 KiB
@@ -27,7 +31,7 @@ Parser = Generator[int, bytes, None]
 
 
 class ProtocolError(Exception):
-    """A client sent bytes that no TCPStore client sends; its connection must be closed."""
+    """A client sent bytes that no client of the store sends; its connection must be closed."""
 
 
 class StoreClient:
@@ -58,6 +62,7 @@ class KeyStore:
     def __init__(self) -> None:
         self.woken: Set[StoreClient] = set()
         self._values: Dict[bytes, bytes] = {}
+        self._paths: Dict[bytes, bytes] = {}  # values that were put by HTTP
         self._queues: Dict[bytes, Deque[bytes]] = {}
         self._waiting: Dict[bytes, List[StoreClient]] = {}  # by key, in the order of requests
         self._awaited: Dict[StoreClient, Set[bytes]] = {}
@@ -70,7 +75,13 @@ class KeyStore:
 
     def converse(self, client: StoreClient) -> Parser:
         """Parses the requests of one connection and answers them. Raises ProtocolError."""
-        if (yield 1)[0] != VALIDATE or _uint32((yield 4)) != MAGIC:
+        first = yield 1
+        if first[0] in http_requests.FIRST_BYTES:
+            try:
+                yield from http_requests.converse(first, self._paths, client.out)
+            except http_requests.BadRequest as error:
+                raise ProtocolError(str(error)) from None
+        if first[0] != VALIDATE or _uint32((yield 4)) != MAGIC:
             raise ProtocolError("not a client of torch.distributed.TCPStore")
         handlers = {
             SET: self._set, COMPARE_SET: self._compare_set, GET: self._get, ADD: self._add, CHECK: self._check,
