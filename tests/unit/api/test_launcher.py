@@ -44,6 +44,18 @@ TAKEN_OUT: dict[str, tuple[str, list[str], int | None, dict[str, Any]]] = {
         {"env": {"ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_USE_CPU": "true"}, "nodes": (2, 2)},
     ),
     "deepspeed without its argument": ("deepspeed --no_local_rank --num_gpus 8 t.py", [*PYTHON, "t.py"], 8, {}),
+    "horovodrun": (
+        "horovodrun -np 4 -H a:2,b:2 --timeline-filename /t.json python train.py --lr 1",
+        ["python", "train.py", "--lr", "1"],
+        2,
+        {"engine": "horovod", "env": {"HOROVOD_TIMELINE": "/t.json"}},
+    ),
+    "horovodrun by its path": (
+        "/opt/venv/bin/horovodrun --num-proc=2 --gloo /opt/venv/bin/python -m pkg",
+        ["/opt/venv/bin/python", "-m", "pkg"],
+        1,
+        {"engine": "horovod"},
+    ),
     "flags without effect": (
         "torchrun --max-restarts=3 --log-dir /tmp --monitor-interval 1 t.py",
         [*PYTHON, "t.py"],
@@ -71,6 +83,7 @@ STAYS = {
     "too many ranks": "torchrun --nproc-per-node=65 t.py",
     "no ranks": "torchrun --nproc-per-node=0 t.py",
     "autotuning": "deepspeed --autotuning run t.py",
+    "horovodrun by MPI": "horovodrun --mpi -np 2 python t.py",
     "no script": "torchrun --nproc-per-node 2",
     "a path, whose own first line names the interpreter": "/opt/venv/bin/torchrun t.py",
 }

@@ -24,6 +24,11 @@ CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         },
         ["--nnodes (2)", "--nproc-per-node (8)", "torchrun: the agent starts the ranks itself"],
     ),
+    "horovodrun": (
+        "horovodrun -np 4 -H localhost:4 --gloo python train.py",
+        {"spec.engine": "horovod", "spec.entrypoint": {"script": "train.py"}, "spec.processesPerPod": 4},
+        ["-np (4)", "-H (localhost:4)", "horovodrun: the agent starts the ranks itself"],
+    ),
     "one rank": ("torchrun train.py", {"spec.replicas": 1, "spec.processesPerPod": None}, []),
     "elastic": (
         "torchrun --nnodes=1:4 --max_restarts=3 --rdzv-backend c10d train.py",

@@ -124,6 +124,10 @@ def test_engine_is_in_the_environment_only_if_it_is_not_torch() -> None:
         return {one["name"]: one.get("value") for one in pod_spec(**spec)["containers"][0]["env"]}.get("DTJ_ENGINE")
 
     assert (given(), given(engine="torch"), given(engine="jax")) == (None, None, "jax")
+    trainer = {"name": "trainer", "command": ["horovodrun", "-np", "6", "python3", "train.py"]}
+    by_launcher = {"entrypoint": None, **template({"containers": [trainer]})}
+    assert given(**by_launcher) == "horovod"
+    assert given(**by_launcher, engine="tensorflow") == "tensorflow", "Horovod's scripts of TensorFlow may need it"
 
 
 def test_pod_meets_the_restricted_standard_by_default() -> None:

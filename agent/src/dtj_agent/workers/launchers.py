@@ -1,4 +1,4 @@
-"""Detects worker commands that start a launcher (torchrun, accelerate, deepspeed), which serves MASTER_PORT itself.
+"""Detects worker commands that start a launcher such as torchrun, which serves MASTER_PORT itself.
 
 Users bring such commands from systems whose pods have MASTER_PORT and no store on it. The
 rendezvous store of the agent would take that port from them: torch 2.13 then becomes its client,
@@ -18,7 +18,7 @@ _MODULES = re.compile(
     r"^(?:torch\.distributed\.(?:run|launch)|accelerate\.commands\..*|deepspeed\.launcher\..*|composer\.cli.*)$"
 )
 _IN_SHELL = re.compile(
-    r"(?:^|[\s/;&|('\"`])(?:torchrun|deepspeed|composer|colossalai|accelerate\s+launch)(?=[\s'\"`]|$)"
+    r"(?:^|[\s/;&|('\"`])(?:torchrun|deepspeed|horovodrun|composer|colossalai|accelerate\s+launch)(?=[\s'\"`]|$)"
     r"|(?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch|deepspeed\.launcher\.runner)\b",
     re.MULTILINE,
 )

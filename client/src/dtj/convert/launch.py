@@ -1,4 +1,4 @@
-"""Takes the launcher out of a command: torchrun, accelerate launch or deepspeed. Pure.
+"""Takes the launcher out of a command: torchrun, accelerate launch, deepspeed or horovodrun. Pure.
 
 The agent does a launcher's work, so the ranks run the script itself. A launcher that can't be taken out
 stays: the agent then starts one launcher for each pod, and leaves MASTER_PORT to it.
@@ -24,7 +24,6 @@ SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash"})
 OTHER_LAUNCHERS = {
     "mpirun": "MPI starts the ranks by ssh",
     "mpiexec": "MPI starts the ranks by ssh",
-    "horovodrun": "Horovod starts the ranks by ssh",
     "ray": "Ray has a scheduler of its own",
     "tune": "torchtune starts torchrun itself, on a recipe that `tune cp RECIPE FILE` gives you as a script",
     "composer": "Composer starts the ranks itself",
@@ -164,7 +163,9 @@ def _unwrapped(
         )
     if keep:
         return _kept_accelerate(own, script, launch, draft, where, of_script)
-    if flags.NO_PYTHON.name in names:
+    if engine := flags.ENGINES.get(launcher):
+        draft.put("spec.engine", engine)
+    if flags.NO_PYTHON.name in names or launcher == "horovodrun":
         launch.command = script
     else:
         launch.command = ["python3", "-u", *(["-m"] if flags.MODULE.name in names else []), *script]
@@ -179,7 +180,7 @@ def _unwrapped(
 
 _PLACES = ("node_rank", "master_addr", "rdzv_endpoint", "standalone", "machine_rank", "main_process_ip")
 _NODES = ("nnodes", "num_machines", "num_nodes")
-_PROCESSES = ("nproc_per_node", "num_gpus", "num_processes")
+_PROCESSES = ("nproc_per_node", "num_gpus", "slots_per_host", *flags.TOTALS)
 _LIMITS = {
     "max_restarts": MAX_RESTARTS,
     "min_elastic_nodes": "spec.elastic.minReplicas",
@@ -203,7 +204,7 @@ def _number(flag: flags.Flag, option: str, value: str, launch: Launch, draft: Dr
         launch.open["nodes" if name in _NODES else "processes"] = f"{option} {value}"
     elif name in _PROCESSES and not int(value):
         raise InputError(f"{where}: {option} {value}: write 1 or more ranks")
-    elif name == "num_processes":
+    elif name in flags.TOTALS:
         launch.total = int(value)
     elif name in _PROCESSES:
         launch.processes = int(value)

@@ -120,10 +120,8 @@ A script with two trainings, or with its training inside a loop, condition or fu
 def _torchrun() -> str:
     parts = []
     for launcher, table in flags.TABLES.items():
-        rows = [
-            Field(f"--{one.name.replace('_', '-' if launcher == 'torchrun' else '_')}", one.how, one.text)
-            for one in table
-        ]
+        dash = "-" if launcher in ("torchrun", "horovodrun") else "_"
+        rows = [Field(f"--{one.name.replace('_', dash)}", one.how, one.text) for one in table]
         parts.append(_table(f"Flags of {launcher}", dict.fromkeys(rows)))
     return _page(
         "From torchrun, accelerate launch and deepspeed",
@@ -140,6 +138,7 @@ So the launcher is taken out of the command, here and in every other kind of fil
 A launcher stays where only the launcher can act on a flag (`accelerate launch --config_file`), and inside of \
 shell text that does more than to start it.
 The agent then starts one launcher for each pod.
+`horovodrun` also stands for `engine: horovod`.
 A job that names the launcher itself runs alike, see \
 [the guide](../trainer.md#torchrun-accelerate-and-deepspeed-in-the-command).
 """,

@@ -1,4 +1,4 @@
-"""Takes a launcher (torchrun, accelerate launch, deepspeed) out of the command of a job. Pure.
+"""Takes a launcher (torchrun, accelerate launch, deepspeed, horovodrun) out of the command of a job. Pure.
 
 The agents do a launcher's work, so the ranks run the script itself: forked from the warm process, and
 restarted in place. A launcher that can't be taken out stays, and the agent starts one for each pod.
@@ -17,7 +17,7 @@ from dtj_core.api.launcher_flags import Flag, How
 
 PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
 NODES = ("nnodes", "num_machines", "num_nodes")
-PROCESSES = ("nproc_per_node", "num_gpus")
+PROCESSES = ("nproc_per_node", "num_gpus", "slots_per_host")
 FILLS = ("auto", "gpu")
 """Values of --nproc-per-node for as many ranks as a job has by default: one for each GPU."""
 MAX_PROCESSES = 64
@@ -35,6 +35,8 @@ class Unwrapped:
     """Ranks in each pod; None: the launcher leaves them open."""
     nodes: tuple[int, int] | None = None
     """Least and greatest number of pods."""
+    engine: str = ""
+    """Value of spec.engine that the launcher stands for; "": none."""
     env: dict[str, str] = field(default_factory=dict)
     """Variables that the launcher would set for the ranks."""
     unused: tuple[str, ...] = ()
@@ -58,8 +60,11 @@ def find(command: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def has_own_interpreter(command: Sequence[str]) -> bool:
-    """Returns whether a launcher is named by its path: its first line then names the Python that has torch."""
-    return "/" in command[0] and not _is_python(command[0])
+    """Returns whether a launcher is named by its path: its first line then names the Python that has torch.
+
+    horovodrun starts a whole command, which names its own.
+    """
+    return "/" in command[0] and not _is_python(command[0]) and posixpath.basename(command[0]) != "horovodrun"
 
 
 def unwrap(command: Sequence[str], replicas: int | None) -> Unwrapped | None:
@@ -84,6 +89,7 @@ def unwrap(command: Sequence[str], replicas: int | None) -> Unwrapped | None:
     return Unwrapped(
         command=_command(launcher, written, values, script, command[0] if _is_python(command[0]) else "python3"),
         launcher=written,
+        engine=launcher_flags.ENGINES.get(launcher, ""),
         processes=processes,
         nodes=_nodes(values),
         env={flag.env: value or "true" for _, value, flag in own if flag is not None and flag.env},
@@ -92,7 +98,7 @@ def unwrap(command: Sequence[str], replicas: int | None) -> Unwrapped | None:
 
 
 def _command(launcher: str, written: str, values: dict[str, str], script: list[str], interpreter: str) -> list[str]:
-    if launcher_flags.NO_PYTHON.name in values:
+    if launcher_flags.NO_PYTHON.name in values or launcher == "horovodrun":
         return script
     python = [interpreter, "-u", *(["-m"] if launcher_flags.MODULE.name in values else [])]
     old = "torch.distributed.launch" in written.split()
@@ -105,7 +111,7 @@ def _command(launcher: str, written: str, values: dict[str, str], script: list[s
 
 def _processes(values: dict[str, str], replicas: int | None) -> int | None:
     """Returns the ranks of a pod; None if the flags leave them open, 0 if they can't be known here."""
-    total = values.get("num_processes")
+    total = next((values[name] for name in launcher_flags.TOTALS if name in values), None)
     if total is not None:
         count = int(total) if _is_number(total) else 0
         divides = replicas is not None and count % replicas == 0 and count <= MAX_PROCESSES * replicas

@@ -1,4 +1,4 @@
-"""The flags of torchrun, accelerate launch and deepspeed, and what becomes of each. Pure."""
+"""The flags of torchrun, accelerate launch, deepspeed and horovodrun, and what becomes of each. Pure."""
 
 from __future__ import annotations
 
@@ -160,7 +160,46 @@ DEEPSPEED = (
     Flag("save_pid", How.NOT_NEEDED, "the agent owns the processes", bare=True),
 )
 
-TABLES = {"torchrun": TORCHRUN, "accelerate launch": ACCELERATE, "deepspeed": DEEPSPEED}
+HOROVODRUN = (
+    Flag("num_proc", How.OTHER, "spec.processesPerPod, times spec.replicas"),
+    Flag("slots_per_host", How.OTHER, "spec.processesPerPod"),
+    Flag("min_num_proc", How.OTHER, "spec.elastic.minReplicas, in pods"),
+    Flag("max_num_proc", How.OTHER, "spec.elastic.maxReplicas, in pods"),
+    Flag("hosts", How.NOT_NEEDED, RENDEZVOUS),
+    Flag("hostfile", How.NOT_NEEDED, RENDEZVOUS),
+    *(
+        Flag(name, How.NOT_NEEDED, RENDEZVOUS)
+        for name in ("host_discovery_script", "ssh_port", "ssh_identity_file", "start_timeout", "elastic_timeout")
+    ),
+    Flag("gloo", How.NOT_NEEDED, "the engine horovod uses gloo", bare=True),
+    Flag("network_interfaces", How.OTHER, "spec.network.interface"),
+    Flag("reset_limit", How.NOT_CARRIED, f"set {MAX_RESTARTS}"),
+    Flag("blacklist_cooldown_range", How.NOT_CARRIED, "set spec.restart.avoidNodes"),
+    Flag("disable_cache", How.NOT_NEEDED, "there are no checks by ssh", bare=True),
+    Flag("verbose", How.NOT_CARRIED, "set HOROVOD_LOG_LEVEL in the container's env", bare=True),
+    Flag("output_filename", How.NOT_CARRIED, _LOGS),
+    Flag("prefix_output_with_timestamp", How.NOT_CARRIED, _LOGS, bare=True),
+    Flag("timeline_filename", How.OTHER, "HOROVOD_TIMELINE of the workers", env="HOROVOD_TIMELINE"),
+    Flag("cycle_time_ms", How.OTHER, "HOROVOD_CYCLE_TIME of the workers", env="HOROVOD_CYCLE_TIME"),
+    Flag("cache_capacity", How.OTHER, "HOROVOD_CACHE_CAPACITY of the workers", env="HOROVOD_CACHE_CAPACITY"),
+    Flag("log_level", How.OTHER, "HOROVOD_LOG_LEVEL of the workers", env="HOROVOD_LOG_LEVEL"),
+    Flag("fusion_threshold_mb", How.NOT_CARRIED, "set HOROVOD_FUSION_THRESHOLD, in bytes, in the container's env"),
+    Flag("autotune", How.NOT_CARRIED, "set HOROVOD_AUTOTUNE to 1 in the container's env", bare=True),
+    Flag("mpi", How.REFUSED, "ranks meet by gloo: remove it", bare=True),
+    Flag("mpi_args", How.REFUSED, "ranks meet by gloo: remove it"),
+    Flag("config_file", How.REFUSED, "write its settings as variables in the container's env"),
+)
+
+TABLES = {
+    "torchrun": TORCHRUN,
+    "accelerate launch": ACCELERATE,
+    "deepspeed": DEEPSPEED,
+    "horovodrun": HOROVODRUN,
+}
+ENGINES = {"horovodrun": "horovod"}
+"""Launchers whose scripts need an engine of their own."""
+TOTALS = ("num_processes", "num_proc")
+"""Flags for the number of ranks of all pods."""
 MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
@@ -175,6 +214,10 @@ ALIASES = {
     "r": "redirects",
     "t": "tee",
     "m": "module",
+    "np": "num_proc",
+    "min_np": "min_num_proc",
+    "max_np": "max_num_proc",
+    "p": "ssh_port",
     "multi-gpu": "multi_gpu",
 }
 

@@ -326,6 +326,12 @@ class Spec(Model):
         return launcher.unwrap(self.written_command, None if self.elastic is not None else self.replicas)
 
     @property
+    def resolved_engine(self) -> str:
+        """Engine; that of a launcher in the command takes the place of the default."""
+        asked = self.launch.engine if self.launch is not None else ""
+        return asked if asked and self.engine == names.DEFAULT_ENGINE else self.engine
+
+    @property
     def command(self) -> list[str]:
         """Command that the agent starts for every rank."""
         return self.written_command if self.launch is None else self.launch.command

@@ -61,8 +61,8 @@ def agent_environment(
         values[names.ENV_PROGRESS_DEADLINE] = str(job.spec.progress_deadline_seconds)
     if job.spec.success_policy != names.SUCCESS_ALL:
         values[names.ENV_SUCCESS_POLICY] = job.spec.success_policy
-    if job.spec.engine != names.DEFAULT_ENGINE:
-        values[names.ENV_ENGINE] = job.spec.engine
+    if job.spec.resolved_engine != names.DEFAULT_ENGINE:
+        values[names.ENV_ENGINE] = job.spec.resolved_engine
     if job.spec.checkpoint:
         root = job.spec.checkpoint.mount_path.rstrip("/")
         values |= {
