@@ -61,6 +61,8 @@ test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults,
 	@$(CLUSTER) bin >/dev/null && $(CLUSTER) bin kueue kstatus coscheduling kube-scheduler >/dev/null
 	@$(PY) -m pytest -q tests/integration/controlplane/on_kueue.py tests/integration/controlplane/on_gang.py \
 	  tests/integration/controlplane/on_kstatus.py tests/integration/controlplane/on_upgrade.py
+	@if [ "$${VOLCANO_SOURCE:-}" ]; then $(MAKE) --no-print-directory test-volcano; \
+	  else echo "make test-volcano was not run: VOLCANO_SOURCE names no checkout of Volcano"; fi
 	@DTJ_SPECS=$(or $(SPECS),10000) $(PY) -m pytest -q tests/integration/controlplane/test_conformance.py
 	@$(MAKE) --no-print-directory test-oldest
 	@$(MAKE) --no-print-directory cluster-ready
@@ -79,6 +81,12 @@ test-oldest: export K8S_VERSION = $(shell sed -n 's/^OLDEST_KUBERNETES = "\(.*\)
 test-oldest: venv ## run the control-plane tests on the oldest Kubernetes that is supported, built from its Go modules
 	@$(CLUSTER) bin etcd kube-apiserver kube-controller-manager kubectl >/dev/null
 	@$(TESTS) oldest $(SPREAD) -- -m controlplane tests/integration/controlplane
+
+# VOLCANO_SOURCE names a checkout of its repository, because module proxies do not serve its module.
+.PHONY: test-volcano
+test-volcano: venv ## run gangs under Volcano's scheduler and controllers, built from the checkout that VOLCANO_SOURCE names
+	@$(CLUSTER) bin >/dev/null
+	@$(PY) -m pytest -q --durations=5 tests/integration/controlplane/on_volcano.py
 
 SLURM_PACKAGES := slurmctld slurmd slurm-client munge
 .PHONY: test-slurm

@@ -1,4 +1,4 @@
-"""Real schedulers as processes: kube-scheduler, with the plugin for gangs or without."""
+"""Real schedulers as processes: kube-scheduler, with the plugin for gangs or without, and Volcano."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from dtj_operator import rbac
-from hack.cluster import gobuild
+from hack.cluster import gobuild, volcano
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.versions import PARTNERS
 from tests.integration.controlplane import crds
@@ -47,12 +47,37 @@ def running_scheduler(plane: ControlPlane, program: str, profile: Mapping[str, A
         "profiles": [profile],
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    log = folder / "scheduler.log"
+    command = [str(gobuild.binary(program)), f"--config={folder}/config.yaml", "--secure-port=0"]
+    # No event wakes the pods of a gang that the plugin has rejected when other pods free their nodes. The
+    # scheduler tries them again after this time, which is 5 minutes by default.
+    command.append("--pod-max-in-unschedulable-pods-duration=20s")
+    with _running(command, folder / "scheduler.log"):
+        yield
+
+
+def install_volcano(plane: ControlPlane) -> None:
+    """Installs the CRDs of Volcano, and the namespace that its programs expect."""
+    folders = [volcano.source() / "config/crd" / each / "bases" for each in ("volcano", "jobflow")]
+    for file in sorted(file for folder in folders for file in folder.glob("*.yaml")):
+        crds.install(plane, yaml.safe_load(file.read_text()))
+    plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": "volcano-system"}})
+
+
+@contextmanager
+def running_volcano(plane: ControlPlane, folder: Path) -> Iterator[None]:
+    """Runs Volcano's scheduler, with the configuration of its chart, and its controllers until the end of the block."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shared = [f"--kubeconfig={plane.kubeconfig}", "--leader-elect=false"]
+    config = volcano.source() / "installer/helm/chart/volcano/config/volcano-scheduler.conf"
+    controllers = [str(volcano.program("controller-manager")), *shared]
+    schedules = [str(volcano.program("scheduler")), *shared, f"--scheduler-conf={config}", "--cache-dumper=false"]
+    with _running(controllers, folder / "controllers.log"), _running(schedules, folder / "scheduler.log"):
+        yield
+
+
+@contextmanager
+def _running(command: list[str], log: Path) -> Iterator[None]:
     with log.open("wb") as stream:
-        command = [str(gobuild.binary(program)), f"--config={folder}/config.yaml", "--secure-port=0"]
-        # No event wakes the pods of a gang that the plugin has rejected when other pods free their nodes. The
-        # scheduler tries them again after this time, which is 5 minutes by default.
-        command.append("--pod-max-in-unschedulable-pods-duration=20s")
         process = subprocess.Popen(command, stdout=stream, stderr=stream)
     try:
         yield
