@@ -6,6 +6,7 @@ containers and the recreation of all pods. Each trial creates its own jobs, one 
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 
 from benchmarks.kind import jobset
 from benchmarks.kind.group import MOUNT, SCRIPTS, Group, environ, image, namespace
+from tests.chaos.on_kind import HERE as CHAOS
 from tests.chaos.on_kind import Cluster
 from tests.e2e.kit import Job, Kubectl, Object, wait_until
 
@@ -22,16 +24,19 @@ STEP_SECONDS = 0.02
 SCRIPT = f"{MOUNT}/ladder_script.py"
 # Without a request the kernel would give any other process of the machine 500 times as much.
 RESOURCES: Object = {"requests": {"cpu": "250m"}}
-VARIABLES = {"OMP_NUM_THREADS": 1, "LADDER_STEP_SECONDS": STEP_SECONDS}
+SAVES = "torch_script.py"
+"""A script that saves at SIGTERM by the training library: that of the chaos tests."""
+VARIABLES = {"CHAOS_STEP_SECONDS": STEP_SECONDS, "OMP_NUM_THREADS": 1, "LADDER_STEP_SECONDS": STEP_SECONDS}
 IN_PLACE, SPARE, ELSEWHERE = "dtj: in place", "dtj: a spare", "dtj: another pod, on another node"
 DELETED, DELETED_SPARE = "dtj: pod deleted", "dtj: pod deleted, a spare"
 ALL = "dtj: all pods deleted"
+SICK = "dtj: a node reports an Xid error"
 JOBSET_IN_PLACE, JOBSET_RECREATE = "JobSet: InPlaceRestart", "JobSet: Recreate"
 
 Figures = dict[str, Any]
 
 
-def _job(kubectl: Kubectl, shared: Path, **spec: Any) -> tuple[Job, Cluster, Group]:
+def _job(kubectl: Kubectl, shared: Path, script: str = SCRIPT, **spec: Any) -> tuple[Job, Cluster, Group]:
     """Creates a job, and returns once all its pods have imported torch."""
     container: Object = {
         "name": "trainer", "env": environ(**VARIABLES), "resources": RESOURCES,
@@ -40,7 +45,7 @@ def _job(kubectl: Kubectl, shared: Path, **spec: Any) -> tuple[Job, Cluster, Gro
     pod = {"containers": [container], "volumes": [{"name": "script", "configMap": {"name": "bench"}}]}
     restart = {"maxRestarts": 1000, "maxRestartsWithoutProgress": 1000} | spec.pop("restart", {})
     base: Object = {
-        "replicas": RANKS, "image": image(), "backend": "gloo", "entrypoint": {"script": SCRIPT},
+        "replicas": RANKS, "image": image(), "backend": "gloo", "entrypoint": {"script": script},
         "checkpoint": {"volume": {"claimName": "shared"}, "everySteps": 50, "keep": 3},
         "restart": restart, "template": {"spec": pod},
     }  # fmt: skip
@@ -109,13 +114,45 @@ def spare(kubectl: Kubectl, shared: Path, trial: int) -> dict[str, Figures]:
 def elsewhere(kubectl: Kubectl, shared: Path, trial: int) -> dict[str, Figures]:
     """Measures a rule that replaces the pod of the rank on another node."""
     job, _, group = _job(kubectl, shared, restart=RULE)
-    nodes = {name: pod["spec"]["nodeName"] for name, pod in group.pods().items()}
-    counts = Counter(nodes.values())
-    # All of the job's pods leave a node that is avoided, so the one with the fewest is taken.
-    pod = min(sorted(nodes), key=lambda name: counts[nodes[name]])
+    pod, _ = _loneliest(group)
     found = {ELSEWHERE: _disturbed(job, group, lambda: group.kill(int(pod.rpartition("-")[2])))}
     _end(job, group)
     return found
+
+
+def sick(kubectl: Kubectl, shared: Path, trial: int) -> dict[str, Figures]:
+    """Measures a job that leaves a node because of the sign of a detector, before a rank fails."""
+    job, _, group = _job(kubectl, shared, f"{MOUNT}/{SAVES}")
+    _, node = _loneliest(group)
+
+    def fault() -> float:
+        since = time.monotonic()
+        _report(node, {"type": SIGN, "status": "True", "reason": "Xid79", "message": "GPU has fallen off the bus"})
+        return since
+
+    try:
+        found = {SICK: _disturbed(job, group, fault)}
+        found[SICK]["left"] = node not in {pod["spec"]["nodeName"] for pod in group.pods().values()}
+    finally:
+        _report(node, {"type": SIGN, "$patch": "delete"})
+    _end(job, group)
+    return found
+
+
+SIGN = "XidCriticalError"
+
+
+def _report(node: str, condition: Object) -> None:
+    patch = json.dumps({"status": {"conditions": [condition]}})
+    Kubectl()("patch", "node", node, "--subresource=status", "--type=strategic", "-p", patch)
+
+
+def _loneliest(group: Group) -> tuple[str, str]:
+    """Returns a pod on the node with the fewest pods, and that node: all of the job's pods leave such a node."""
+    nodes = {name: pod["spec"]["nodeName"] for name, pod in group.pods().items()}
+    counts = Counter(nodes.values())
+    pod = min(sorted(nodes), key=lambda name: counts[nodes[name]])
+    return pod, nodes[pod]
 
 
 def peer(strategy: str, arm: str) -> Callable[[Kubectl, Path, int], dict[str, Figures]]:
@@ -143,6 +180,7 @@ SETS: tuple[tuple[tuple[str, ...], Callable[[Kubectl, Path, int], dict[str, Figu
     ((IN_PLACE, DELETED, ALL), plain),
     ((SPARE, DELETED_SPARE), spare),
     ((ELSEWHERE,), elsewhere),
+    ((SICK,), sick),
     ((JOBSET_IN_PLACE,), peer(jobset.IN_PLACE, JOBSET_IN_PLACE)),
     ((JOBSET_RECREATE,), peer(jobset.RECREATE, JOBSET_RECREATE)),
 )
@@ -152,5 +190,5 @@ SETS: tuple[tuple[tuple[str, ...], Callable[[Kubectl, Path, int], dict[str, Figu
 def measure(arms: tuple[str, ...], trial: int) -> dict[str, Figures]:
     """Returns the figures of one trial of the arms of one job."""
     (run,) = (run for names, run in SETS if names == arms)
-    with namespace("ladder", SCRIPTS / "ladder_script.py") as (kubectl, shared):
+    with namespace("ladder", SCRIPTS / "ladder_script.py", CHAOS / SAVES) as (kubectl, shared):
         return run(kubectl, shared, trial)

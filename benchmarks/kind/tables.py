@@ -123,6 +123,21 @@ def _faster(arm: str, *others: str) -> Callable[[Rows], bool]:
     return holds
 
 
+SICK_SECONDS = 10.0
+
+
+def _left(rows: Rows) -> bool:
+    """Returns whether each job has left a sick node in time, without a loss."""
+    floor = statistics.median(seconds(rows.get(ladder.ELSEWHERE, [])) or [0.0])
+    return all(
+        trial.get("left")
+        and trial["seconds"] <= floor + SICK_SECONDS
+        and trial["lost_steps"] == 0
+        and not any(one["counted"] for one in trial["recoveries"])
+        for trial in rows[ladder.SICK]
+    )
+
+
 CLAIMS: dict[str, tuple[str, Callable[[Rows], bool]]] = {
     ladder.IN_PLACE: (
         "each trial is faster than every trial of any other answer",
@@ -140,6 +155,10 @@ CLAIMS: dict[str, tuple[str, Callable[[Rows], bool]]] = {
     ladder.ELSEWHERE: (
         "each trial is faster than every recreation of all pods by JobSet",
         _faster(ladder.ELSEWHERE, ladder.JOBSET_RECREATE),
+    ),
+    ladder.SICK: (
+        f"at most {SICK_SECONDS:g} s more than the median of another pod; no step lost, no restart counted",
+        _left,
     ),
     ladder.ALL: (
         "each trial is faster than every recreation of all pods by JobSet",
