@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import importlib.metadata
 import logging
 import signal
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from dtj_contract import names
 from dtj_core.plan import plan
-from dtj_operator import errors, kopf_shell, logs, loop_lag, settings
+from dtj_operator import errors, full_collections, kopf_shell, logs, loop_lag, settings
 from dtj_operator.agent_client import AgentClient
 from dtj_operator.controller import Controller, Planner
 from dtj_operator.following.listeners import AgentListeners
@@ -161,6 +160,7 @@ class Operator:
                 beside = [
                     group.create_task(self._watch_keys(), name="master key"),
                     group.create_task(loop_lag.measure(self.metrics.lag.observe), name="loop lag"),
+                    group.create_task(full_collections.run(), name="full collections"),
                 ]
                 terms = group.create_task(self._run_terms(), name="terms")
                 election = group.create_task(self.leader.run(), name="election")
@@ -253,9 +253,7 @@ class Operator:
         """Reconciles whenever this process leads, until cancelled."""
         await self._is_started.wait()
         await self.cache.synced()
-        # The objects that were read until here stay for long, so no collection needs to look at them.
-        gc.collect()
-        gc.freeze()
+        full_collections.begin()
         await self.terms.run()
 
     async def _start_term(self) -> None:
