@@ -37,11 +37,15 @@ CONFINED: Object = {
 }  # fmt: skip
 
 
+def use_cluster() -> None:
+    """Lets kubectl and the helpers of the tests find the kind cluster."""
+    os.environ.update({key: value for key, value in environment().items() if key not in os.environ or key == "PATH"})
+
+
 @contextmanager
 def namespace(name: str, *scripts: Path) -> Iterator[tuple[Kubectl, Path]]:
     """Yields a namespace of kind with the claim `shared` and these scripts in the ConfigMap `bench`, and its folder."""
-    found = environment()
-    os.environ.update({key: value for key, value in found.items() if key not in os.environ or key == "PATH"})
+    use_cluster()
     # Otherwise `timeout` would leave the namespace behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     shared = Path(os.environ["DTJ_SHARED_DIR"])

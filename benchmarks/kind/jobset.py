@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from benchmarks.kind.group import CONFINED, MOUNT, SECURITY, VOLUME, environ
+from benchmarks.kind.group import CONFINED, MOUNT, SECURITY, VOLUME, environ, use_cluster
 from benchmarks.operator.peer_programs import JOBSET, JOBSET_AGENT, source
 from benchmarks.operator.peers import JobSet
 from benchmarks.operator.systems import SYSTEM
@@ -84,6 +84,7 @@ class KindJobSet(JobSet):
 @contextlib.contextmanager
 def controller() -> Iterator[None]:
     """Runs JobSet's controller, and removes what it needs in the cluster afterwards."""
+    use_cluster()
     with tempfile.TemporaryDirectory(prefix="dtj-jobset-") as folder:
         _remove()
         system = None

@@ -27,7 +27,7 @@ RESOURCES: Object = {"requests": {"cpu": "250m"}}
 SAVES = "torch_script.py"
 """A script that saves at SIGTERM by the training library: that of the chaos tests."""
 VARIABLES = {"CHAOS_STEP_SECONDS": STEP_SECONDS, "OMP_NUM_THREADS": 1, "LADDER_STEP_SECONDS": STEP_SECONDS}
-IN_PLACE, SPARE, ELSEWHERE = "dtj: in place", "dtj: a spare", "dtj: another pod, on another node"
+IN_PLACE, ELSEWHERE = "dtj: in place", "dtj: another pod, on another node"
 DELETED, DELETED_SPARE = "dtj: pod deleted", "dtj: pod deleted, a spare"
 ALL = "dtj: all pods deleted"
 SICK = "dtj: a node reports an Xid error"
@@ -103,10 +103,8 @@ RULE: Object = {"rules": [{"signals": ["SIGKILL"], "action": "RestartElsewhere"}
 
 def spare(kubectl: Kubectl, shared: Path, trial: int) -> dict[str, Figures]:
     """Measures a job with one spare."""
-    job, cluster, group = _job(kubectl, shared, spares=1, restart=RULE)
+    job, _, group = _job(kubectl, shared, spares=1)
     found = {DELETED_SPARE: _disturbed(job, group, _delete(kubectl, group, f"ladder-{trial % RANKS}"))}
-    cluster.wait_running()
-    found[SPARE] = _disturbed(job, group, lambda: group.kill(trial % RANKS))
     _end(job, group)
     return found
 
@@ -178,7 +176,7 @@ def peer(strategy: str, arm: str) -> Callable[[Kubectl, Path, int], dict[str, Fi
 
 SETS: tuple[tuple[tuple[str, ...], Callable[[Kubectl, Path, int], dict[str, Figures]]], ...] = (
     ((IN_PLACE, DELETED, ALL), plain),
-    ((SPARE, DELETED_SPARE), spare),
+    ((DELETED_SPARE,), spare),
     ((ELSEWHERE,), elsewhere),
     ((SICK,), sick),
     ((JOBSET_IN_PLACE,), peer(jobset.IN_PLACE, JOBSET_IN_PLACE)),

@@ -96,7 +96,7 @@ def _ladder(rows: Rows, circumstances: str) -> str:
 
 
 def _pods(arm: str) -> int:
-    return ladder.RANKS + (arm in (ladder.SPARE, ladder.DELETED_SPARE))
+    return ladder.RANKS + (arm == ladder.DELETED_SPARE)
 
 
 def _figures(trials: Sequence[Trial]) -> list[str]:
@@ -142,10 +142,6 @@ CLAIMS: dict[str, tuple[str, Callable[[Rows], bool]]] = {
     ladder.IN_PLACE: (
         "each trial is faster than every trial of any other answer",
         _faster(ladder.IN_PLACE, ladder.ELSEWHERE, ladder.ALL, ladder.JOBSET_IN_PLACE, ladder.JOBSET_RECREATE),
-    ),
-    ladder.SPARE: (
-        "each trial is faster than every one that waits for a pod",
-        _faster(ladder.SPARE, ladder.ELSEWHERE, ladder.ALL, ladder.JOBSET_IN_PLACE, ladder.JOBSET_RECREATE),
     ),
     ladder.DELETED_SPARE: (
         "each trial is faster than every one without a spare",
