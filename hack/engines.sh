@@ -7,8 +7,9 @@ packages() {
     case $1 in
         jax) echo jax==0.10.2 orbax-checkpoint==0.12.8 ;;
         horovod) echo horovod==0.28.1 ;;
+        ray) echo "ray[train]==2.60.0" ;;
         tensorflow) echo tensorflow-cpu==2.21.0 ;;
-        *) echo "hack/engines.sh: no engine $1: write horovod, jax or tensorflow" >&2; exit 2 ;;
+        *) echo "hack/engines.sh: no engine $1: write horovod, jax, ray or tensorflow" >&2; exit 2 ;;
     esac
 }
 # Builds Horovod's source against the torch of .venv: it has no wheels, and its release asks for C++14, which torch's
@@ -26,7 +27,7 @@ build_horovod() {
     rm -rf "$1/source"
 }
 case ${1:-} in
-    "" | -*) engines="jax tensorflow horovod" ;;
+    "" | -*) engines="jax tensorflow horovod ray" ;;
     *) engines=$1; shift ;;
 esac
 for engine in $engines; do

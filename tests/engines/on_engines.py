@@ -28,8 +28,11 @@ KINDS = {
     "jax with orbax": ("jax", "orbax.checkpoint", "orbax"),
     "horovod with torch": ("horovod", "horovod", "torch"),
     "horovod with an elastic state": ("horovod", "horovod", "elastic"),
+    "ray with its TorchTrainer": ("ray", "ray", "train"),
     "tensorflow with its CheckpointManager": ("tensorflow", "tensorflow", "manager"),
 }
+LAST_RANK = {"ray": "1"}
+"""The last of two pods' ranks, where a pod does not have two."""
 
 
 @pytest.fixture(params=KINDS)
@@ -89,11 +92,12 @@ def test_four_ranks_in_two_pods_are_one_group(kind: str, tmp_path: Path, wholes:
     assert (found["world"], found["step"], found["resumed"]) == (4, STEPS, 0)
 
 
-@pytest.mark.parametrize("rank", ["0", "3"])
+@pytest.mark.parametrize("place", ["first", "last"])
 def test_killed_training_ends_with_the_undisturbed_result(
-    kind: str, rank: str, tmp_path: Path, wholes: dict[str, dict[str, Any]]
+    kind: str, place: str, tmp_path: Path, wholes: dict[str, dict[str, Any]]
 ) -> None:
-    """Rank 0 has the coordinator of JAX, and is the chief of TensorFlow."""
+    """Rank 0 has the coordinator of JAX and the head of Ray, and is the chief of TensorFlow."""
+    rank = "0" if place == "first" else LAST_RANK.get(KINDS[kind][0], "3")
     reference = whole(kind, tmp_path, wholes)
     began = time.monotonic()
     found, status = train(kind, tmp_path / "killed", kill=rank)

@@ -152,7 +152,11 @@ def parse(environ: Mapping[str, str], command: Sequence[str]) -> AgentSettings:
         success_policy=_choice(environ, names.ENV_SUCCESS_POLICY, (names.SUCCESS_ALL, names.SUCCESS_RANK_0)),
         engine=environ.get(names.ENV_ENGINE) or names.DEFAULT_ENGINE,
     )
-    engines.load(settings.engine)
+    engine = engines.load(settings.engine)
+    if engine.one_rank:
+        settings = settings._replace(processes=1)
+    if engine.rank_zero_decides:
+        settings = settings._replace(success_policy=names.SUCCESS_RANK_0)
     for other in range(settings.peer_count):
         # A wrong entry must be an error now, not when that peer is first called.
         settings.peer(other)

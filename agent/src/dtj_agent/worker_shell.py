@@ -138,7 +138,7 @@ class WorkerShell:
         world_size = spawn.nodes * settings.processes
         self._log("attempt %d: starting ranks %d to %d of %d" % (spawn.attempt, ranks[0], ranks[-1], world_size))
         self.watch.begin()
-        self._start.start(settings.command, environments)
+        self._start.start(worker_env.command(settings, spawn), environments)
 
     def stop(self, grace: float) -> None:
         """Sends SIGTERM to the workers, and SIGKILL to all that is left after `grace` seconds.

@@ -13,6 +13,7 @@ import pytest
 from dtj_agent import build, engines
 from dtj_agent.engines import Place
 from dtj_agent.errors import SettingsError
+from dtj_agent.settings import parse
 from dtj_agent.workers.gpu_files import count_gpus
 from dtj_contract import names
 from dtj_core.api.v1alpha1 import Spec
@@ -62,6 +63,7 @@ EXPECTED: dict[str, dict[str, str]] = {
         "OMPI_COMM_WORLD_RANK": "3",
         "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     },
+    "ray": {"RAY_ADDRESS": "10.0.0.0:21000"},
     "tensorflow": {
         "TF_CONFIG": json.dumps({"cluster": {"worker": TF_WORKERS}, "task": {"type": "worker", "index": 3}}),
     },
@@ -87,11 +89,37 @@ def test_variables_of_a_rank(name: str) -> None:
     assert engines.load(name).environment(place(), {}) == EXPECTED[name]
 
 
+def test_ray_runs_the_command_beside_the_head_and_a_node_in_each_other_pod() -> None:
+    ray = engines.load("ray")
+    first = ray.command(place(node_rank=0, rank=0, local_rank=0), ["python3", "train.py"])
+    other = ray.command(place(), ["python3", "train.py"])
+    assert (first[:2], first[3:]) == (["python3", "-c"], ["10.0.0.0", "21000", "python3", "train.py"])
+    assert (other[:2], other[3:]) == (["python3", "-c"], ["10.0.0.1", "10.0.0.0", "21000"])
+    for program in (first[2], other[2]):
+        compile(program, "ray", "exec")
+
+
+def test_command_of_every_other_engine_is_that_of_the_job() -> None:
+    found = {name: engines.load(name).command(place(), ("python3", "train.py")) for name in EXPECTED if name != "ray"}
+    assert set(map(tuple, found.values())) == {("python3", "train.py")}
+
+
+def test_pod_of_ray_has_one_rank_and_rank_zero_decides() -> None:
+    environ = {
+        "DTJ_REPLICAS": "2", "DTJ_ORDINAL": "0", "DTJ_JOB": "job", "DTJ_JOB_UID": "uid", "DTJ_ENGINE": "ray",
+        "DTJ_PROCESSES_PER_POD": "8", "DTJ_PEERS": "a:1,b:1",
+    }  # fmt: skip
+    settings = parse(environ, ["python3", "train.py"])
+    assert (settings.processes, settings.success_policy) == (1, names.SUCCESS_RANK_0)
+    other = parse(environ | {"DTJ_ENGINE": "jax"}, ["python3", "train.py"])
+    assert (other.processes, other.success_policy) == (8, names.SUCCESS_ALL)
+
+
 @pytest.mark.parametrize("name", ["mxnet", "", "..x", "__init__", "jax.x", "json/../jax"])
 def test_unknown_engine_is_an_error_that_names_the_known_ones(name: str) -> None:
     with pytest.raises(SettingsError) as raised:
         engines.load(name)
-    assert f"DTJ_ENGINE: {name!r} must be one of deepspeed, horovod, jax, tensorflow, torch" in str(raised.value)
+    assert f"DTJ_ENGINE: {name!r} must be one of deepspeed, horovod, jax, ray, tensorflow, torch" in str(raised.value)
 
 
 def test_ipv6_addresses_have_brackets_where_a_port_follows() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import Callable, Dict, List, Mapping, NamedTuple, Tuple
+from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from dtj_agent.errors import SettingsError
 from dtj_contract import names
@@ -42,6 +42,11 @@ class Place(NamedTuple):
         return self.nodes * self.local_size
 
 
+def as_written(place: Place, written: Sequence[str]) -> List[str]:
+    """Returns the job's command: each rank runs it."""
+    return list(written)
+
+
 class Engine(NamedTuple):
     """The needs of one framework.
 
@@ -60,6 +65,12 @@ class Engine(NamedTuple):
     """Whether each rank serves a port that all ranks must know."""
     warm: bool
     """Whether ranks may be forked from a process that has imported torch."""
+    command: Callable[[Place, Sequence[str]], List[str]] = as_written
+    """Returns the command of a rank, given that of the job."""
+    one_rank: bool = False
+    """Whether a pod has one rank, which starts what else the pod needs."""
+    rank_zero_decides: bool = False
+    """Whether the success of rank 0 is that of the job, because the other ranks end with it."""
 
 
 def load(name: str) -> Engine:

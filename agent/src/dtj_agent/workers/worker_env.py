@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Mapping
+from typing import Dict, List, Mapping
 
 from dtj_agent import engines
 from dtj_agent.engines import Place
@@ -46,10 +46,32 @@ def worker_environment(
     stack_file: str, gpus: int = 0,
 ) -> Dict[str, str]:  # fmt: skip
     """Returns `inherited` with everything that the engine sets, and what every rank gets."""
-    rank = ranks(settings, spawn)[local_rank]
-    place = Place(
+    place = _place(settings, spawn, local_rank, error_file, gpus)
+    environment = common_environment(settings, inherited)
+    environment.update(engines.load(settings.engine).environment(place, inherited))
+    environment.update({
+        "WORLD_SIZE": str(place.world_size),
+        "RANK": str(place.rank),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(settings.processes),
+        names.ENV_ATTEMPT: str(spawn.attempt),
+        names.ENV_AGENT_SOCKET: socket,
+        names.ENV_STACK_FILE: stack_file,
+        names.ENV_BACKEND: settings.backend,
+        names.ENV_JOB: settings.job,
+    })  # fmt: skip
+    return environment
+
+
+def command(settings: AgentSettings, spawn: Spawn) -> List[str]:
+    """Returns the command of this pod's ranks."""
+    return engines.load(settings.engine).command(_place(settings, spawn), settings.command)
+
+
+def _place(settings: AgentSettings, spawn: Spawn, local_rank: int = 0, error_file: str = "", gpus: int = 0) -> Place:
+    return Place(
         attempt=spawn.attempt,
-        rank=rank,
+        rank=ranks(settings, spawn)[local_rank],
         local_rank=local_rank,
         local_size=settings.processes,
         node_rank=spawn.node_rank,
@@ -61,20 +83,6 @@ def worker_environment(
         error_file=error_file,
         gpus=gpus,
     )
-    environment = common_environment(settings, inherited)
-    environment.update(engines.load(settings.engine).environment(place, inherited))
-    environment.update({
-        "WORLD_SIZE": str(place.world_size),
-        "RANK": str(rank),
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(settings.processes),
-        names.ENV_ATTEMPT: str(spawn.attempt),
-        names.ENV_AGENT_SOCKET: socket,
-        names.ENV_STACK_FILE: stack_file,
-        names.ENV_BACKEND: settings.backend,
-        names.ENV_JOB: settings.job,
-    })  # fmt: skip
-    return environment
 
 
 def launcher_environment(settings: AgentSettings, spawn: Spawn, environment: Mapping[str, str]) -> Dict[str, str]:

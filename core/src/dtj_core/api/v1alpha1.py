@@ -80,10 +80,10 @@ class Spec(Model):
     """Communication backend. auto: nccl if the container requests nvidia.com/gpu or amd.com/gpu
     (nccl is RCCL there), else gloo. With other accelerators, auto is not allowed: scripts that use the
     training library choose here, all others choose their own."""
-    engine: Literal["torch", "deepspeed", "horovod", "jax", "tensorflow"] = "torch"
+    engine: Literal["torch", "deepspeed", "horovod", "jax", "ray", "tensorflow"] = "torch"
     """Framework whose variables the ranks get (docs/engines.md). torch: those of torchrun. deepspeed: the
     same, and those of its launcher. horovod: the same, and those of horovodrun with gloo. jax: those of
-    jax.distributed.initialize. tensorflow: TF_CONFIG."""
+    jax.distributed.initialize. tensorflow: TF_CONFIG. ray: a Ray node in each pod, and the command once."""
     entrypoint: Entrypoint | None = None
     """Script or module that every rank runs. Alternatively, set the command of the template's
     container."""
