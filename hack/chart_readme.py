@@ -22,6 +22,9 @@ _WISHES = {
         "`metrics.serviceMonitor`, `podMonitor`, `prometheusRule` and `dashboard`;"
         f" [the runbook]({_RUNBOOK}#alerts) explains each alert"
     ),
+    "keep runs in MLflow, or see them in TensorBoard": (
+        "`tracking.mlflow.enabled`, `tracking.tensorboard.enabled` ([tracking](../../docs/tracking.md))"
+    ),
     "queue jobs with Kueue, or place them with a gang scheduler": (
         "`kueue.enabled`, `podGroups.enabled` ([queues](../../docs/queueing.md))"
     ),

@@ -208,3 +208,116 @@ A toleration in the values takes precedence.
   verbs: [create, patch]
 {{- end }}
 {{- end -}}
+
+{{/*
+Labels by which a tracking server (`component` of the argument) is selected. The name is not the operator's, so that
+the operator's Services, policies and monitors do not select the server.
+*/}}
+{{- define "dtj-operator.trackingSelector" -}}
+app.kubernetes.io/name: {{ printf "%s-%s" (include "dtj-operator.name" .root | trunc 50 | trimSuffix "-") .component }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+{{- end -}}
+
+{{/* The name of a tracking server's objects. A Service's name has 63 characters at most. */}}
+{{- define "dtj-operator.trackingName" -}}
+{{- printf "%s-%s" (include "dtj-operator.fullname" .root | trunc 51 | trimSuffix "-") .component -}}
+{{- end -}}
+
+{{/* Labels and annotations of a tracking server's object. `annotations` of the argument win. */}}
+{{- define "dtj-operator.trackingMetadata" -}}
+{{- $own := include "dtj-operator.trackingSelector" . | fromYaml -}}
+labels:
+  {{- merge $own (include "dtj-operator.labels" .root | fromYaml) | toYaml | nindent 2 }}
+{{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* The names under which jobs and `kubectl port-forward` reach MLflow, which rejects requests to any other host. */}}
+{{- define "dtj-operator.mlflowHosts" -}}
+{{- $service := include "dtj-operator.trackingName" (dict "root" . "component" "mlflow") -}}
+{{- $inNamespace := printf "%s.%s" $service .Release.Namespace -}}
+{{- $hosts := list "localhost" "localhost:*" "127.0.0.1" "127.0.0.1:*" -}}
+{{- range list $service $inNamespace (printf "%s.svc" $inNamespace) (printf "%s.svc.cluster.local" $inNamespace) -}}
+{{- $hosts = concat $hosts (list . (printf "%s:5000" .)) -}}
+{{- end -}}
+{{- concat $hosts .Values.tracking.mlflow.allowedHosts | join "," -}}
+{{- end -}}
+
+{{/*
+Service, NetworkPolicy and the Deployment's fields that all tracking servers share. The argument has `root`,
+`component`, `namespace`, `port` and `values` (image, ingressFrom, resources).
+*/}}
+{{- define "dtj-operator.trackingService" -}}
+apiVersion: v1
+kind: Service
+metadata:
+  name: {{ include "dtj-operator.trackingName" . }}
+  namespace: {{ .namespace }}
+  {{- include "dtj-operator.trackingMetadata" . | nindent 2 }}
+spec:
+  selector: {{- include "dtj-operator.trackingSelector" . | nindent 4 }}
+  ports:
+    - {name: http, port: {{ .port }}, targetPort: http}
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  name: {{ include "dtj-operator.trackingName" . }}
+  namespace: {{ .namespace }}
+  {{- include "dtj-operator.trackingMetadata" . | nindent 2 }}
+spec:
+  podSelector:
+    matchLabels: {{- include "dtj-operator.trackingSelector" . | nindent 6 }}
+  policyTypes: [Ingress]
+  {{- with .values.ingressFrom }}
+  ingress:
+    - ports:
+        - {port: {{ $.port }}, protocol: TCP}
+      from: {{- toYaml . | nindent 8 }}
+  {{- else }}
+  ingress: []
+  {{- end }}
+{{- end -}}
+
+{{- define "dtj-operator.trackingPod" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .root.Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext: {{- include "dtj-operator.podSecurityContext" .root | nindent 2 }}
+{{- end -}}
+
+{{- define "dtj-operator.trackingContainer" -}}
+ports:
+  - {name: http, containerPort: {{ .port }}}
+startupProbe:
+  httpGet: {path: {{ .path }}, port: http}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 60
+readinessProbe:
+  httpGet: {path: {{ .path }}, port: http}
+  periodSeconds: 10
+  timeoutSeconds: 5
+livenessProbe:
+  httpGet: {path: {{ .path }}, port: http}
+  periodSeconds: 30
+  timeoutSeconds: 10
+  failureThreshold: 6
+{{- with .values.resources }}
+resources: {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext: {{- toYaml .root.Values.securityContext | nindent 2 }}
+{{- end -}}
