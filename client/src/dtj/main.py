@@ -13,6 +13,7 @@ from typing import NoReturn
 from dtj.arguments import DISTRIBUTION, Command, Verb, Verbs, cluster_flags, file_argument, late, natural, one_file
 from dtj.bench.flags import add_bench
 from dtj.errors import DtjError, InputError
+from dtj.export.flags import add_export
 from dtj.offline_verbs import add_convert, add_simulate
 from dtj.tune.flags import add_tune
 
@@ -72,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     _logs(verbs)
     _wait(verbs)
     _report(verbs)
+    add_export(verbs)
     add_simulate(verbs)
     add_bench(verbs)
     add_tune(verbs)

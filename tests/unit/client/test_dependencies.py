@@ -30,6 +30,7 @@ MODULES = (
     "dtj.cluster.verbs",
     "dtj.cluster.wait",
     "dtj.report.command",
+    "dtj.export.command",
     "dtj.simulate.command",
     "dtj.bench.command",
     "kubernetes",
@@ -133,7 +134,7 @@ def test_client_installs_neither_operator_nor_torch(environment: Path) -> None:
 
 def test_installed_client_prints_its_help(environment: Path) -> None:
     assert "submit" in run(environment / "dtj", "--help")
-    for verb in ("run", "submit", "get", "logs", "wait", "report", "simulate", "bench", "delete"):
+    for verb in ("run", "submit", "get", "logs", "wait", "report", "export", "simulate", "bench", "delete"):
         assert "usage: dtj" in run(environment / "dtj", verb, "--help")
 
 

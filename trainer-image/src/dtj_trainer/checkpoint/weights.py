@@ -71,7 +71,7 @@ def load_weights(model: nn.Module, path: Path, *, partial: bool = False) -> Meta
 
     Raises ConfigError, which names the weights that do not fit.
     """
-    weights = _without_prefix(_open(path))
+    weights = without_prefix(_open(path))
     found, own = weights.shapes, model.state_dict(keep_vars=True)
     on_meta = any(p.is_meta for p in model.parameters())
     extra = sorted(found.keys() - own.keys())
@@ -84,7 +84,7 @@ def load_weights(model: nn.Module, path: Path, *, partial: bool = False) -> Meta
     given = {place(name) for name in fitting}
     missing = sorted(name for name in own.keys() - set(fitting) if place(name) not in given)
     problems = [
-        f"{text} {_listed(names)}"
+        f"{text} {listed(names)}"
         for text, names in (
             ("no weights for", [name for name in missing if name not in differ]),
             ("other shapes of", differ),
@@ -111,7 +111,7 @@ def _check_meta(model: nn.Module, path: Path, missing: list[str]) -> None:
     computed = [name for name, buffer in model.named_buffers() if buffer.is_meta and name not in saved]
     if missing or computed:
         raise ConfigError(
-            f"init_from={path}: it has no values for {_listed([*missing, *computed])}, which are on the meta device: "
+            f"init_from={path}: it has no values for {listed([*missing, *computed])}, which are on the meta device: "
             'build these outside of torch.device("meta")'
         )
 
@@ -161,7 +161,7 @@ def _safetensors_of(path: Path) -> list[Path]:
     return sorted(path.glob("*.safetensors"))
 
 
-def _without_prefix(weights: Weights) -> Weights:
+def without_prefix(weights: Weights) -> Weights:
     """Removes what DistributedDataParallel and torch.compile put before the names."""
     removed = ""
     shapes = weights.shapes
@@ -172,6 +172,7 @@ def _without_prefix(weights: Weights) -> Weights:
     return Weights(shapes=shapes, read=lambda name: weights.read(removed + name)) if removed else weights
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """Returns the first names, and the number of the others."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more

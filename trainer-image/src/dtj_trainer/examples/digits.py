@@ -76,6 +76,16 @@ def cnn() -> nn.Module:
 MODELS = {"mlp": mlp, "cnn": cnn}
 
 
+def example_inputs() -> tuple[torch.Tensor]:
+    """Returns the arguments of a model, for `dtj export --model dtj_trainer.examples.digits:mlp`."""
+    return (load()[1].tensors[0][:4],)
+
+
+def dynamic_shapes() -> tuple[dict[int, object]]:
+    """Returns the dimensions of `example_inputs` that an exported program leaves open: that of the batch."""
+    return ({0: torch.export.Dim("batch")},)
+
+
 def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """Returns the mean cross entropy."""
     images, labels = batch
