@@ -347,8 +347,9 @@ def _trackers(config: TrainerConfig, env: WorkerEnv) -> list[Sink]:
         out.append(Background("TensorBoard", partial(TensorBoard, telemetry.tensorboard)))
     if telemetry.mlflow:
         uri, experiment = telemetry.mlflow, telemetry.mlflow_experiment
-        parameters = config_check.flatten(config)
-        out.append(Background("MLflow", partial(Mlflow, uri, experiment, env.job or "run", parameters)))
+        # Jobs of one name in two namespaces may share a server.
+        job = "/".join(filter(None, (env.namespace, env.job))) or "run"
+        out.append(Background("MLflow", partial(Mlflow, uri, experiment, job, config_check.flatten(config))))
     return out
 
 

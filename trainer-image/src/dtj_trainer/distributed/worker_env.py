@@ -28,6 +28,7 @@ class WorkerEnv:
     """Whether RANK and WORLD_SIZE were given, so that MASTER_ADDR and MASTER_PORT must be used."""
     backend: str = "auto"
     job: str | None = None
+    namespace: str | None = None
     job_uid: str | None = None
     ordinal: int = 0
     local_pod: str | None = None
@@ -80,6 +81,7 @@ class WorkerEnv:
             launched="RANK" in env and "WORLD_SIZE" in env,
             backend=env.get(names.ENV_BACKEND) or "auto",
             job=env.get(names.ENV_JOB),
+            namespace=env.get(names.ENV_NAMESPACE) or None,
             job_uid=env.get(names.ENV_JOB_UID) or None,
             ordinal=number(names.ENV_ORDINAL, 0),
             local_pod=env.get(names.ENV_LOCAL_POD) or None,

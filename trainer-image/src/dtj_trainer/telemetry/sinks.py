@@ -143,7 +143,10 @@ class TensorBoard:
 
 
 class Mlflow:
-    """Writes one MLflow run per job: a later attempt continues the run of earlier attempts."""
+    """Writes one MLflow run per job: a later attempt continues the run of earlier attempts.
+
+    The run is found by its tag `dtj.job`, which is `namespace/name`.
+    """
 
     def __init__(self, uri: str, experiment: str, job: str, parameters: dict[str, str]) -> None:
         with IMPORTING:
@@ -161,7 +164,9 @@ class Mlflow:
                 self._run = runs[0].info.run_id
                 self._client.update_run(self._run, status="RUNNING")
             else:
-                self._run = self._client.create_run(number, tags={"dtj.job": job}, run_name=job).info.run_id
+                self._run = self._client.create_run(
+                    number, tags={"dtj.job": job}, run_name=job.rpartition("/")[2]
+                ).info.run_id
                 params = [Param(name, value[:500]) for name, value in parameters.items()]
                 for at in range(0, len(params), MLFLOW_PARAMS):
                     self._client.log_batch(self._run, params=params[at : at + MLFLOW_PARAMS])
