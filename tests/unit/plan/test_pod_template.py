@@ -53,6 +53,13 @@ def test_agent_is_copied_from_the_operator_image() -> None:
     assert first[0]["command"] == ["cp", "/dtj/agent.pyz", "/dtj/bin/agent.pyz"]
 
 
+def test_variables_of_a_job_may_name_those_of_the_operator() -> None:
+    given = [{"name": "WANDB_RUN_ID", "value": "$(DTJ_JOB_UID)"}]
+    for spec in ({"env": given}, template(env=given)):
+        order = [one["name"] for one in trainer(**spec)["env"]]
+        assert order.index("DTJ_JOB_UID") < order.index("WANDB_RUN_ID"), "the kubelet expands what stands before"
+
+
 def test_environment_matches_the_contract() -> None:
     found = env(
         checkpoint={"volume": {"claimName": "c"}, "mountPath": "/mnt/", "everySteps": 5, "keep": 2}, processesPerPod=2
