@@ -337,13 +337,13 @@ def test_mlflow_server_gets_the_records_and_may_stop_during_the_run(tmp_path: Pa
 
         client = MlflowClient(uri)
         with AgentSocket(tmp_path / "agent") as agent:
-            socket = {"DTJ_AGENT_SOCKET": str(agent.path), "DTJ_JOB": "tracked"}
+            socket = {"DTJ_AGENT_SOCKET": str(agent.path), "DTJ_JOB": "tracked", "DTJ_NAMESPACE": "team"}
             with ranks(1, tracked, tmp_path, uri, str(tmp_path / "enough"), **AWAY, **socket) as group:
 
                 def there() -> bool:
                     experiment = client.get_experiment_by_name("default")
                     runs = (
-                        client.search_runs([experiment.experiment_id], "tags.`dtj.job` = 'tracked'")
+                        client.search_runs([experiment.experiment_id], "tags.`dtj.job` = 'team/tracked'")
                         if experiment
                         else []
                     )
