@@ -102,7 +102,8 @@ test-policies: venv cluster-ready ## run jobs under their NetworkPolicy on kind,
 	  DTJ_POLICIES_REQUIRED=1 $(PY) -m pytest -q --durations=10 tests/e2e/test_network.py
 
 .PHONY: test-dashboard
-test-dashboard: venv cluster-ready ## evaluate the Grafana dashboard on a real Prometheus that scrapes a run on kind (builds Prometheus once)
+test-dashboard: venv cluster-ready ## draw the Grafana dashboard in Chromium, with a real Prometheus that scrapes a run on kind (needs Node.js; builds Prometheus once; installs Chromium as root)
+	@command -v chromium chromium-browser google-chrome >/dev/null || apt-get install --yes --no-install-recommends chromium
 	@$(CLUSTER) bin prometheus >/dev/null
 	@$(PY) -m pytest -q tests/e2e/on_dashboard.py
 

@@ -1,7 +1,8 @@
 """The dashboard on a real Prometheus, with the data of jobs on kind: each panel shows what the jobs did.
 
-In `make test-long`. No Grafana takes part: the test replaces the dashboard's variables as Grafana does, evaluates each
-query over the time of the run, and checks values and legends.
+In `make test-long`. The test replaces the dashboard's variables as Grafana does, evaluates each query over the time of
+the run, and checks values and legends. Then Grafana's panel components draw the same in a browser, and the lines on the
+canvas are compared with the values. Grafana's server takes no part.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dtj_contract import names
 from hack.images.recipes import ROOT
+from tests.e2e.browser import build_page, look
 from tests.e2e.conftest import slowed
 from tests.e2e.kit import Job, Kubectl
-from tests.e2e.prometheus import Prometheus, targets_of
+from tests.e2e.prometheus import SCRAPE_SECONDS, STEP_SECONDS, Prometheus, targets_of
 from tests.e2e.test_recovery import KILL_WORKER
 from tests.lib.waiting import wait_until
 
@@ -50,6 +53,14 @@ OF_THE_RUN: dict[str, dict[str, float]] = {
 }
 """Legends, and a value that each of them must reach."""
 
+ENDINGS = {
+    "s": (" µs", " ms", " s", " min", " mins"),
+    "bytes": (" B", " KiB", " MiB", " GiB"),
+    "ops": (" ops/s", " mops/s"),
+    "reqps": (" req/s", " mreq/s"),
+}
+"""Endings of an axis' labels, for each unit of Grafana that is printed."""
+
 Panel = dict[str, list[tuple[float, float]]]
 """Time and value of the points of each legend."""
 
@@ -57,15 +68,15 @@ Panel = dict[str, list[tuple[float, float]]]
 class Viewer:
     """Evaluates the dashboard as Grafana does, with one choice of its variables."""
 
-    def __init__(self, prometheus: Prometheus, start: float, chosen: dict[str, str]) -> None:
-        self.prometheus, self.start, self.chosen = prometheus, start, chosen
+    def __init__(self, prometheus: Prometheus, start: float, end: float, chosen: dict[str, str]) -> None:
+        self.prometheus, self.start, self.end, self.chosen = prometheus, start, end, chosen
 
     def panel(self, title: str) -> Panel:
         """Returns what a panel shows of the run."""
         shown: Panel = {}
         for line in PANELS[title]["targets"]:
             query = re.sub(r"\$(\w+)", lambda found: self.chosen[found[1]], line["expr"])
-            for series in self.prometheus.query_range(query, self.start, time.time()):
+            for series in self.prometheus.query_range(query, self.start, self.end):
                 legend = re.sub(r"{{(\w+)}}", lambda found: series["metric"][found[1]], line["legendFormat"])  # noqa: B023
                 assert legend not in shown, f"{title}: two lines have the legend {legend}"
                 points = [(when, float(value)) for when, value in series["values"]]
@@ -75,9 +86,14 @@ class Viewer:
         return shown
 
 
+@pytest.fixture(scope="session")
+def page() -> Path:
+    return build_page()
+
+
 @pytest.fixture
 def scraped(
-    make_job: Callable[..., Job], kubectl: Kubectl, operator: Kubectl, images: dict[str, str]
+    page: Path, make_job: Callable[..., Job], kubectl: Kubectl, operator: Kubectl, images: dict[str, str]
 ) -> tuple[Prometheus, float]:
     """Runs a job whose rank is killed and one that fails, under Prometheus. Returns it, and when the run began."""
     job = make_job(
@@ -111,12 +127,16 @@ def _samples(prometheus: Prometheus, query: str, start: float) -> int:
 
 
 @pytest.mark.timeout(900)
-def test_dashboard_shows_a_run_with_a_killed_rank(scraped: tuple[Prometheus, float], kubectl: Kubectl) -> None:
+def test_dashboard_shows_a_run_with_a_killed_rank(
+    page: Path, scraped: tuple[Prometheus, float], kubectl: Kubectl
+) -> None:
     prometheus, began = scraped
+    # Grafana asks for multiples of the step. A scrape that is under way may still add samples with its start's time.
+    began, ended = (moment // STEP_SECONDS * STEP_SECONDS for moment in (began, time.time() - SCRAPE_SECONDS))
     namespace = kubectl.namespace
     offered = {name: prometheus.label_values(_fixed(each["query"])) for name, each in VARIABLES.items()}
     assert offered == {"operator": ["dtj-system"], "namespace": [namespace], "job": ["digits"]}
-    every = Viewer(prometheus, began, {name: each["allValue"] for name, each in VARIABLES.items()})
+    every = Viewer(prometheus, began, ended, {name: each["allValue"] for name, each in VARIABLES.items()})
     shown = {title: every.panel(title) for title in PANELS}
     _keep(shown)
     problems = [f"{title} is empty" for title, panel in shown.items() if not panel and title not in MAY_BE_EMPTY]
@@ -127,10 +147,40 @@ def test_dashboard_shows_a_run_with_a_killed_rank(scraped: tuple[Prometheus, flo
                 problems.append(f"{title}: {legend} does not reach {least}: {values[-3:]} of {list(shown[title])}")
     assert not problems, "\n".join(problems)
     # A choice of each variable shows the same lines as all of them, because there is one of each. Later ones may come.
-    one = Viewer(prometheus, began, {name: values[0] for name, values in offered.items()})
+    one = Viewer(prometheus, began, ended, {name: values[0] for name, values in offered.items()})
     assert {title: set(panel) - set(one.panel(title)) for title, panel in shown.items()} == {t: set() for t in PANELS}
-    elsewhere = Viewer(prometheus, began, one.chosen | {"namespace": "elsewhere"})
+    elsewhere = Viewer(prometheus, began, ended, one.chosen | {"namespace": "elsewhere"})
     assert not elsewhere.panel("Step"), "the variable filters"
+    picture = Path(os.environ.get("DTJ_DASHBOARD_PICTURE", ROOT / "build/dashboard.png"))
+    drawn = look(page, prometheus, began, ended, picture)
+    assert drawn.keys() == PANELS.keys()
+    problems = [f"{title}: {problem}" for title in PANELS for problem in _departures(drawn[title], shown[title])]
+    problems += [f"{title}: {ticks}" for title in PANELS if (ticks := _ticks_without_unit(title, drawn[title]))]
+    assert not problems, "\n".join(problems)
+
+
+def _departures(drawn: dict[str, Any], shown: Panel) -> list[str]:
+    """Returns in what a panel of the browser differs from what Prometheus answered, or is badly legible."""
+    lines = {name: [tuple(point) for point in points] for name, points in drawn["lines"].items()}
+    problems = []
+    if drawn["empty"] != (None if shown else "No data"):
+        problems.append(f"shows {drawn['empty']}")
+    if {name: points for name, points in lines.items() if points} != shown:
+        problems.append(f"its lines {lines} are not the values {shown}")
+    if sorted(drawn["legend"]) != sorted(lines):
+        problems.append(f"its legend {drawn['legend']} does not name the lines {list(lines)}")
+    if drawn["unpainted"]:
+        problems.append(f"points without colour on the canvas: {drawn['unpainted']}")
+    if drawn["cut"]:
+        problems.append(f"texts that do not fit: {drawn['cut']}")
+    if len(set(drawn["ticks"])) != len(drawn["ticks"]):
+        problems.append(f"labels of its axis repeat: {drawn['ticks']}")
+    return problems
+
+
+def _ticks_without_unit(title: str, drawn: dict[str, Any]) -> list[str]:
+    endings = ENDINGS.get(PANELS[title]["fieldConfig"]["defaults"]["unit"], ("",))
+    return [tick for tick in drawn["ticks"] if not tick.endswith(endings)]
 
 
 def _fixed(query: str) -> str:

@@ -47,9 +47,13 @@ class Prometheus:
         kubectl.apply(pod)
         wait_until("Prometheus is ready", lambda: self._raw("-/ready").code == 0, timeout=120)
 
+    @property
+    def proxy_path(self) -> str:
+        """The path of the API server that leads to Prometheus."""
+        return f"/api/v1/namespaces/{self.kubectl.namespace}/pods/prometheus:{PORT}/proxy"
+
     def _raw(self, path: str) -> Any:
-        pod = f"/api/v1/namespaces/{self.kubectl.namespace}/pods/prometheus:{PORT}/proxy"
-        return self.kubectl.try_("get", "--raw", f"{pod}/{path}")
+        return self.kubectl.try_("get", "--raw", f"{self.proxy_path}/{path}")
 
     def _get(self, path: str, **arguments: object) -> Any:
         done = self._raw(f"api/v1/{path}?{urllib.parse.urlencode(arguments)}")
