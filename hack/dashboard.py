@@ -13,14 +13,16 @@ BY_JOB, LEGEND = "namespace, job", "{{namespace}}/{{job}}"
 # Other programs of the operator's namespace export process_* too.
 OURS = "and on (namespace, pod) dtj_build_info"
 WIDTH, HEIGHT = 8, 8
+# A number of things: Grafana's axis would otherwise have labels such as 0.2, and end at 100 where all lines are at 0.
+COUNT = "count"
 
 # Row -> panels: title, unit of Grafana, and (query, legend) of each line.
 ROWS: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
     "Jobs": [
-        ("Jobs by phase", "short", [(f"sum by (phase) (dtj_jobs{{{OPERATOR}}})", "{{phase}}")]),
+        ("Jobs by phase", COUNT, [(f"sum by (phase) (dtj_jobs{{{OPERATOR}}})", "{{phase}}")]),
         (
             "Ended jobs per hour",
-            "short",
+            COUNT,
             [
                 (
                     f"sum by (result, reason) (increase(dtj_jobs_finished_total{{{OPERATOR}}}[1h])) > 0",
@@ -30,12 +32,12 @@ ROWS: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
         ),
         (
             "Restarts per hour",
-            "short",
+            COUNT,
             [(f"sum by (kind) (increase(dtj_job_restarts_total{{{OPERATOR}}}[1h]))", "{{kind}}")],
         ),
         (
             "Restarts per hour by reason",
-            "short",
+            COUNT,
             [(f"sum by (reason) (increase(dtj_job_restart_reasons_total{{{OPERATOR}}}[1h])) > 0", "{{reason}}")],
         ),
         (
@@ -51,30 +53,30 @@ ROWS: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
         ),
         (
             "Steps repeated after restarts, per hour",
-            "short",
+            COUNT,
             [(f"sum(increase(dtj_job_lost_steps_total{{{OPERATOR}}}[1h]))", "steps")],
         ),
         (
             "Nodes avoided per day",
-            "short",
+            COUNT,
             [(f"sum by (reason) (increase(dtj_job_nodes_avoided_total{{{OPERATOR}}}[1d])) > 0", "{{reason}}")],
         ),
         (
             "Sick nodes",
-            "short",
+            COUNT,
             [(f"max by (believed) (dtj_sick_nodes{{{OPERATOR}}})", "believed: {{believed}}")],
         ),
         (
             "Jobs whose agents are listened to",
-            "short",
+            COUNT,
             [(f"sum by (state) (dtj_agent_listeners{{{OPERATOR}}})", "{{state}}")],
         ),
     ],
     "Training": [
-        ("Step", "short", [(f"max by ({BY_JOB}) (dtj_step{{{JOB}}})", LEGEND)]),
+        ("Step", COUNT, [(f"max by ({BY_JOB}) (dtj_step{{{JOB}}})", LEGEND)]),
         ("Loss", "short", [(f"max by ({BY_JOB}) (dtj_loss{{{JOB}}})", LEGEND)]),
         ("Samples per second", "short", [(f"max by ({BY_JOB}) (dtj_samples_per_second{{{JOB}}})", LEGEND)]),
-        ("Attempt", "short", [(f"max by ({BY_JOB}) (dtj_attempt{{{JOB}}})", LEGEND)]),
+        ("Attempt", COUNT, [(f"max by ({BY_JOB}) (dtj_attempt{{{JOB}}})", LEGEND)]),
         (
             "Age of the newest checkpoint",
             "s",
@@ -108,7 +110,7 @@ ROWS: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
                 ),
             ],
         ),
-        ("Jobs waiting for a worker", "short", [(f"sum(dtj_workqueue_depth{{{OPERATOR}}})", "jobs")]),
+        ("Jobs waiting for a worker", COUNT, [(f"sum(dtj_workqueue_depth{{{OPERATOR}}})", "jobs")]),
         (
             "Requests to the API server",
             "reqps",
@@ -128,7 +130,7 @@ ROWS: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
         ),
         ("Memory", "bytes", [(f"process_resident_memory_bytes{{{OPERATOR}}} {OURS}", "{{pod}}")]),
         ("Processor, in cores", "short", [(f"rate(process_cpu_seconds_total{{{OPERATOR}}}[5m]) {OURS}", "{{pod}}")]),
-        ("Leader", "short", [(f"dtj_leader{{{OPERATOR}}}", "{{pod}}")]),
+        ("Leader", COUNT, [(f"dtj_leader{{{OPERATOR}}}", "{{pod}}")]),
     ],
 }  # fmt: skip
 
@@ -172,13 +174,22 @@ def _panel(title: str, unit: str, lines: list[tuple[str, str]], place: dict[str,
         "title": title,
         "datasource": SOURCE,
         "gridPos": place,
-        "fieldConfig": {"defaults": {"unit": unit, "min": None if title == "Loss" else 0}, "overrides": []},
-        "options": {"tooltip": {"mode": "multi"}, "legend": {"displayMode": "list", "placement": "bottom"}},
+        "fieldConfig": {"defaults": _defaults(title, unit), "overrides": []},
+        "options": {
+            "tooltip": {"mode": "multi"},
+            "legend": {"showLegend": True, "displayMode": "list", "placement": "bottom"},
+        },
         "targets": [
             {"refId": chr(ord("A") + number), "datasource": SOURCE, "expr": query, "legendFormat": legend}
             for number, (query, legend) in enumerate(lines)
         ],
     }
+
+
+def _defaults(title: str, unit: str) -> dict[str, Any]:
+    if unit == COUNT:
+        return {"unit": "short", "decimals": 0, "min": 0, "custom": {"axisSoftMax": 1}}
+    return {"unit": unit} | ({} if title == "Loss" else {"min": 0})
 
 
 def _variable(name: str, label: str, query: str) -> dict[str, Any]:
