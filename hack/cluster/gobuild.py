@@ -61,6 +61,7 @@ def _key(tool: Tool) -> str:
     recipe += [tool.requires] if tool.requires else []
     # Programs without pins keep the keys that they had before there were pins.
     recipe += [tool.pins] if tool.pins else []
+    recipe += [tool.moved] if tool.moved else []
     return cache.key(RECIPE, platform.system(), platform.machine(), recipe)
 
 
@@ -107,4 +108,5 @@ def go_mod(tool: Tool, theirs: str) -> str:
         replaced = re.findall(rf"^\s*(?:replace )?(k8s\.io/\S+) => \1 {tool.staging}$", theirs, re.MULTILINE)
         pinned = dict.fromkeys(sorted({*required, *replaced}), tool.staging) | pinned
     lines += [f"replace {name} => {name} {version}" for name, version in pinned.items()]
+    lines += [f"replace {name} => {path} {version}" for name, path, version in tool.moved]
     return "\n".join(lines) + "\n"

@@ -17,6 +17,8 @@ DEBIAN = "bookworm"
 KUEUE = "0.17.0"
 KUBE_ROUTER = "2.1.0"
 SCHEDULER_PLUGINS = "0.34.7"
+# The newest release whose module path a Go proxy accepts. Later ones come from Terraform's registry alone.
+TERRAFORM_HELM = "1.3.2"
 # The toolchain to download where `go` on PATH is missing or older than Kubernetes requires.
 GO_MINIMUM = (1, 26)
 GO_TOOLCHAIN = "1.26.6"
@@ -42,6 +44,8 @@ class Tool:
     requires: tuple[tuple[str, str], ...] = ()
     # Other versions than the required ones, of modules whose required version a module proxy lacks.
     pins: tuple[tuple[str, str], ...] = ()
+    # Modules whose path a module proxy lacks, the path that they have today, and their version there.
+    moved: tuple[tuple[str, str, str], ...] = ()
 
 
 def _kubernetes(name: str) -> Tool:
@@ -235,6 +239,18 @@ PARTNERS = {
             pins=(("k8s.io/csi-translation-lib", "v0.34.4"),),
         ),
         Tool("kstatus", "sigs.k8s.io/cli-utils", "v0.37.2", ".", main=(_PROGRAMS / "kstatus.go").read_text()),
+        # Checks terraform/ where Terraform's registry can't be reached.
+        Tool(
+            "terraform-provider-helm",
+            "github.com/hashicorp/terraform-provider-helm",
+            f"v{TERRAFORM_HELM}",
+            "github.com/hashicorp/terraform-provider-helm",
+            moved=(
+                ("vbom.ml/util", "github.com/fvbommel/util", "v0.0.0-20180919145318-efcd4e0f9787"),
+                # The provider's own replacement, which holds for the main module alone.
+                ("github.com/Azure/go-autorest", "github.com/Azure/go-autorest", "v13.3.3+incompatible"),
+            ),
+        ),
         # Scrapes our endpoints and answers the dashboard's queries. The API is enough, so it has no web page.
         _prometheus("prometheus"),
     )

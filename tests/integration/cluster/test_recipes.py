@@ -132,6 +132,11 @@ def test_go_mod_requires_later_versions_where_a_tool_names_them() -> None:
     ]
 
 
+def test_go_mod_names_the_new_path_of_a_module_that_has_moved() -> None:
+    tool = Tool("t", "m", "v1.0.0", ".", moved=(("a.io/b", "c.io/b", "v1.2.0"),))
+    assert gobuild.go_mod(tool, "go 1.24\n").splitlines()[-1] == "replace a.io/b => c.io/b v1.2.0"
+
+
 def test_firewall_of_the_nodes_only_reads_the_api() -> None:
     [role] = [each for each in policies.objects("image:1") if each["kind"] == "ClusterRole"]
     assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
