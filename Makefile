@@ -51,7 +51,7 @@ test-e2e: venv cluster-ready ## run the tests on kind: install the chart, kill r
 	@$(TESTS) e2e --durations=30 -- -s -m e2e tests/e2e tests/integration
 
 .PHONY: test-long
-test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults, 10,000 specs, frameworks, engines, Kueue, schedulers, policies, the dashboard, a sweep that is killed 20 times, another torch and Kubernetes
+test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults, 10,000 specs, frameworks, engines, Kueue, schedulers, policies, the dashboard, the terraform modules, a sweep that is killed 20 times, another torch and Kubernetes
 	@DTJ_SIMULATOR_SEEDS=$(or $(SEEDS),100000) $(PY) -m pytest -q -n 2 tests/unit/agent/test_simulator.py
 	@DTJ_PLANNER_SEEDS=$(or $(PLANNER_SEEDS),20000) $(PY) -m pytest -q -n 2 tests/unit/operator/test_simulator.py
 	@for group in plain spare elastic; do $(PY) -m tests.chaos --slow --faults $(or $(FAULTS),300) --group $$group || exit 1; done
@@ -69,6 +69,7 @@ test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults,
 	@$(PY) -m pytest -q tests/e2e/on_clean_ground.py
 	@$(MAKE) --no-print-directory test-policies
 	@$(MAKE) --no-print-directory test-dashboard
+	@$(MAKE) --no-print-directory test-terraform
 	@DTJ_TUNE_KILLS=$(or $(TUNE_KILLS),20) $(PY) -m pytest -q -s tests/unit/client/test_tune_kills.py
 	@$(MAKE) --no-print-directory test-frameworks-kind
 	@./hack/test_long.sh
@@ -100,6 +101,11 @@ test-slurm: venv ## run jobs of `dtj submit --slurm` on a real Slurm of three no
 test-policies: venv cluster-ready ## run jobs under their NetworkPolicy on kind, with a firewall on its nodes that enforces policies
 	@trap '$(CLUSTER) policies off' EXIT; $(CLUSTER) policies on; \
 	  DTJ_POLICIES_REQUIRED=1 $(PY) -m pytest -q --durations=10 tests/e2e/test_network.py
+
+.PHONY: test-terraform
+test-terraform: venv ## check terraform/ with the real terraform and mocked providers (needs terraform; builds the helm provider where no registry is reached)
+	@$(CLUSTER) bin helm etcd kube-apiserver kube-controller-manager kubectl >/dev/null
+	@./hack/terraform.sh
 
 .PHONY: test-dashboard
 test-dashboard: venv cluster-ready ## draw the Grafana dashboard in Chromium, with a real Prometheus that scrapes a run on kind (needs Node.js; builds Prometheus once; installs Chromium as root)
