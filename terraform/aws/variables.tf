@@ -35,7 +35,9 @@ variable "gpu_availability_zone" {
   type        = string
   default     = null
   validation {
-    condition     = contains(concat(var.availability_zones, [null]), var.gpu_availability_zone)
+    condition = try(
+      contains(var.availability_zones, coalesce(var.gpu_availability_zone, var.availability_zones[0])), true
+    )
     error_message = "gpu_availability_zone: write one of availability_zones: ${join(", ", var.availability_zones)}."
   }
 }

@@ -52,7 +52,7 @@ def states() -> dict[str, Object]:
     done = terraform("aws", "test", "-json", "-verbose", "-filter=tests/cluster.tftest.hcl")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, [line["@message"] for line in lines if line["@level"] == "error"]
-    return {line["@testrun"]: line["test_state"]["values"] for line in lines if line["type"] == "test_state"}
+    return {line["@testrun"]: line["test_state"] for line in lines if line["type"] == "test_state"}
 
 
 def resource(state: Object, address: str) -> Object:
