@@ -111,6 +111,7 @@ test-terraform: venv ## check terraform/ with the real terraform and mocked prov
 test-dashboard: venv cluster-ready ## draw the Grafana dashboard in Chromium, with a real Prometheus that scrapes a run on kind (needs Node.js; builds Prometheus once; installs Chromium as root)
 	@command -v chromium chromium-browser google-chrome >/dev/null || apt-get install --yes --no-install-recommends chromium
 	@$(CLUSTER) bin prometheus >/dev/null
+	@$(PY) -m tests.e2e.browser >/dev/null
 	@$(PY) -m pytest -q tests/e2e/on_dashboard.py
 
 .PHONY: test-frameworks-kind

@@ -10,13 +10,13 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from PIL import Image
 
 from hack.images.recipes import ROOT
@@ -27,19 +27,22 @@ DASHBOARD = ROOT / "charts/dtj-operator/files/dashboard.json"
 FOLDER = ROOT / "build/dashboard-page"
 NODE_MAJOR = 20
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
-BUILD_SECONDS = 600
+BUILD_SECONDS = 1800
 LOOK_SECONDS = 180
 COLOURS = 128
 
 
 def build_page() -> Path:
-    """Bundles the page from its sources and the packages of its lock file. Returns the folder to serve."""
+    """Bundles the page from its sources and the packages of its lock file. Returns the folder to serve.
+
+    Raises FileNotFoundError, with a remedy, if a program is missing.
+    """
     for program in ("node", "npm"):
         if not shutil.which(program):
-            pytest.fail(f"{program} is missing: the test needs Node.js {NODE_MAJOR} or newer, and npm", pytrace=False)
+            raise FileNotFoundError(f"{program} is missing: the test needs Node.js {NODE_MAJOR} or newer, and npm")
     version = _run("node", "--version").strip()
     if int(version.removeprefix("v").split(".")[0]) < NODE_MAJOR:
-        pytest.fail(f"node is {version}: the test needs Node.js {NODE_MAJOR} or newer", pytrace=False)
+        raise FileNotFoundError(f"node is {version}: the test needs Node.js {NODE_MAJOR} or newer")
     _chromium()
     lock = (SOURCE / "package-lock.json").read_text()
     installed = FOLDER / "installed.json"
@@ -91,7 +94,7 @@ def _chromium() -> str:
     for name in CHROMIUMS:
         if path := shutil.which(name):
             return path
-    pytest.fail("Chromium is missing: apt-get install chromium", pytrace=False)
+    raise FileNotFoundError("Chromium is missing: apt-get install chromium")
 
 
 def _run(*command: str, timeout: float = BUILD_SECONDS, **arguments: Any) -> str:
@@ -100,3 +103,11 @@ def _run(*command: str, timeout: float = BUILD_SECONDS, **arguments: Any) -> str
     )
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr[-3000:]}{done.stdout[-3000:]}"
     return done.stdout
+
+
+if __name__ == "__main__":
+    # Before the test, because no deadline should run while packages are downloaded.
+    try:
+        print(build_page())
+    except FileNotFoundError as error:
+        sys.exit(str(error))
