@@ -51,14 +51,15 @@ def maybe_die(step: int, config: dict[str, Any]) -> None:
     if config["kill"] == "0":
         os.kill(config["driver"], signal.SIGKILL)
     if config["kill"] == "1":
-        (node,) = processes("ray start --block", config["address"])
+        (node,) = processes("ray.scripts.scripts start --block", config["address"])
         os.kill(node, signal.SIGKILL)
 
 
 def train(config: dict[str, Any]) -> None:
     torch.manual_seed(7)
     layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
-    model = prepare_model(layers)
+    # Otherwise torch rebuilds its buckets after the first step, and adds in another order after a restart.
+    model = prepare_model(layers, parallel_strategy_kwargs={"find_unused_parameters": True})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     step = 0
     if checkpoint := get_checkpoint():

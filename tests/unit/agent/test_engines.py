@@ -95,6 +95,8 @@ def test_ray_runs_the_command_beside_the_head_and_a_node_in_each_other_pod() -> 
     other = ray.command(place(), ["python3", "train.py"])
     assert (first[:2], first[3:]) == (["python3", "-c"], ["10.0.0.0", "21000", "python3", "train.py"])
     assert (other[:2], other[3:]) == (["python3", "-c"], ["10.0.0.1", "10.0.0.0", "21000"])
+    assert ray.command(place(), ["/opt/venv/bin/python", "train.py"])[0] == "/opt/venv/bin/python"
+    assert ray.command(place(), ["./run.sh"])[0] == "python3"
     for program in (first[2], other[2]):
         compile(program, "ray", "exec")
 
@@ -104,10 +106,12 @@ def test_command_of_every_other_engine_is_that_of_the_job() -> None:
     assert set(map(tuple, found.values())) == {("python3", "train.py")}
 
 
-def test_pod_of_ray_has_one_rank_and_rank_zero_decides() -> None:
+def test_pod_of_ray_has_one_rank_and_rank_zero_decides(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("0" * 64)
     environ = {
         "DTJ_REPLICAS": "2", "DTJ_ORDINAL": "0", "DTJ_JOB": "job", "DTJ_JOB_UID": "uid", "DTJ_ENGINE": "ray",
-        "DTJ_PROCESSES_PER_POD": "8", "DTJ_PEERS": "a:1,b:1",
+        "DTJ_PROCESSES_PER_POD": "8", "DTJ_PEERS": "a:1,b:1", "DTJ_POD_IP": "10.0.0.1",
+        "DTJ_SECRET_FILE": str(tmp_path / "key"),
     }  # fmt: skip
     settings = parse(environ, ["python3", "train.py"])
     assert (settings.processes, settings.success_policy) == (1, names.SUCCESS_RANK_0)

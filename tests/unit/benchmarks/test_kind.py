@@ -77,7 +77,11 @@ def test_every_rung_that_is_measured_has_a_claim() -> None:
 
 
 def test_plot_has_the_slowest_answer_first(tmp_path: Path) -> None:
-    trials = [rung(ladder.IN_PLACE, 0.5), rung(ladder.JOBSET_RECREATE, 9.0), {"arm": ladder.SPARE, "hang": True}]
+    trials = [
+        rung(ladder.IN_PLACE, 0.5),
+        rung(ladder.JOBSET_RECREATE, 9.0),
+        {"arm": ladder.DELETED_SPARE, "hang": True},
+    ]
     results = {LADDER: {"trials": trials}}
     assert list(plot.bars(results)) == [ladder.JOBSET_RECREATE, ladder.IN_PLACE]
     plot.draw(results, tmp_path / "ladder.png")

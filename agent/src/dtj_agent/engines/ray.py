@@ -6,6 +6,8 @@ Ray counts the CPUs and GPUs of each pod itself.
 
 from __future__ import annotations
 
+import posixpath
+import re
 from typing import Dict, List, Mapping, Sequence
 
 from dtj_agent.engines import Engine, Place, host_port
@@ -15,15 +17,17 @@ FLAGS = ("--disable-usage-stats", "--min-worker-port=0", "--max-worker-port=0")
 # `ray start` returns when the head serves.
 HEAD = """
 import os, subprocess, sys
+RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 here, port, *command = sys.argv[1:]
 flags = %r
-subprocess.run(["ray", "start", "--head", "--node-ip-address=" + here, "--port=" + port,
+subprocess.run([*RAY, "start", "--head", "--node-ip-address=" + here, "--port=" + port,
                 "--include-dashboard=false", *flags], check=True, stdout=sys.stderr)
 os.execvp(command[0], command)
 """ % (list(FLAGS),)
 # The deadline is that of a head whose pod imports Ray from a slow volume.
 NODE = """
 import os, socket, sys, time
+RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 here, head, port = sys.argv[1:]
 deadline = time.monotonic() + 300
 while True:
@@ -35,7 +39,7 @@ while True:
             sys.exit("no Ray head at %%s:%%s after 300 s: %%s" %% (head, port, error))
         time.sleep(0.2)
 address = "[%%s]:%%s" %% (head, port) if ":" in head else "%%s:%%s" %% (head, port)
-os.execvp("ray", ["ray", "start", "--block", "--address=" + address, "--node-ip-address=" + here, *%r])
+os.execv(sys.executable, [*RAY, "start", "--block", "--address=" + address, "--node-ip-address=" + here, *%r])
 """ % (list(FLAGS),)
 
 
@@ -52,9 +56,12 @@ def defaults(local_size: int) -> Dict[str, str]:
 def command(place: Place, written: Sequence[str]) -> List[str]:
     """Returns what starts the Ray node of a pod; the head then becomes the job's command."""
     here, (head, port) = place.members[place.node_rank][0], place.members[0]
+    # The Python that runs the job's script has Ray.
+    named = re.fullmatch(r"(?:python|pypy)[\d.]*", posixpath.basename(written[0]))
+    python = written[0] if named else "python3"
     if place.node_rank == 0:
-        return ["python3", "-c", HEAD, here, str(port), *written]
-    return ["python3", "-c", NODE, here, head, str(port)]
+        return [python, "-c", HEAD, here, str(port), *written]
+    return [python, "-c", NODE, here, head, str(port)]
 
 
 ENGINE = Engine(
