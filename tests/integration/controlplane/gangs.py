@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dtj_core.plan.times import unix
+from hack.cluster import gobuild
 from hack.cluster.controlplane import ControlPlane
+from hack.cluster.versions import CONTROL_PLANE
 from tests.integration.controlplane import scheduler
+from tests.integration.controlplane.conftest import install_crds
 from tests.integration.controlplane.kubelet import Kubelet
 from tests.integration.controlplane.nodes import create_node
 from tests.integration.controlplane.support import Agents, Objects, outcome, running, wait_until
@@ -19,7 +26,24 @@ JOBS = "distributedtrainingjobs"
 SETTLED = 180
 
 
-def competitor(plane: ControlPlane, namespace: str, submit: Submit) -> Submit:
+@contextmanager
+def plane_with_nodes(folder: Path) -> Iterator[ControlPlane]:
+    """Starts a control plane that does not miss the kubelets of its nodes."""
+    flags = {"kube-controller-manager": {"node-monitor-grace-period": "3600s"}}
+    with ControlPlane(gobuild.bin_folder(CONTROL_PLANE), folder, flags=flags) as plane:
+        install_crds(plane)
+        yield plane
+
+
+@pytest.fixture
+def kubelet(plane: ControlPlane, namespace: str) -> Iterator[Kubelet]:
+    """Runs the pods that have a node."""
+    with Kubelet(plane, namespace, schedules=False) as kubelet:
+        yield kubelet
+
+
+@pytest.fixture
+def compete(plane: ControlPlane, namespace: str, submit: Submit) -> Submit:
     """Creates four nodes with room for one pod each, and returns what creates jobs of three pods for them."""
     for number in range(4):
         create_node(plane, f"{namespace}-node-{number}", cpus=1, labels={"pool": namespace})

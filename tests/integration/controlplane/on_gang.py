@@ -12,19 +12,18 @@ import pytest
 
 from dtj_core.plan import half_placed
 from dtj_core.plan.times import unix
-from hack.cluster import gobuild
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.shell import ProvisionError
-from hack.cluster.versions import CONTROL_PLANE
 from tests.integration.controlplane import gangs, scheduler
-from tests.integration.controlplane.conftest import install_crds
 from tests.integration.controlplane.gangs import (
     JOBS,
     SETTLED,
     Submit,
     bound,
+    compete,
     finish,
     is_whole,
+    kubelet,
     reports_held_nodes,
     running_condition,
     unschedulable,
@@ -33,6 +32,7 @@ from tests.integration.controlplane.gangs import (
 from tests.integration.controlplane.kubelet import Kubelet
 from tests.integration.controlplane.support import Agents, Objects, Operator, change, running, wait_until
 
+__all__ = ["compete", "kubelet"]  # fixtures
 pytestmark = pytest.mark.controlplane
 
 Start = Callable[..., Operator]
@@ -42,10 +42,8 @@ GANG = {"podGroup": "SchedulerPlugins"}
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """Returns a control plane that does not miss the kubelets of its nodes."""
-    flags = {"kube-controller-manager": {"node-monitor-grace-period": "3600s"}}
-    with ControlPlane(gobuild.bin_folder(CONTROL_PLANE), tmp_path_factory.mktemp("plane"), flags=flags) as plane:
-        install_crds(plane)
+    """Returns a control plane with the PodGroups of scheduler-plugins."""
+    with gangs.plane_with_nodes(tmp_path_factory.mktemp("plane")) as plane:
         scheduler.install_pod_groups(plane)
         yield plane
 
@@ -55,19 +53,6 @@ def coscheduling(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) 
     folder = tmp_path_factory.mktemp("coscheduling")
     with scheduler.running_scheduler(plane, "coscheduling", scheduler.COSCHEDULING, folder):
         yield
-
-
-@pytest.fixture
-def kubelet(plane: ControlPlane, namespace: str) -> Iterator[Kubelet]:
-    """Runs the pods that have a node."""
-    with Kubelet(plane, namespace, schedules=False) as kubelet:
-        yield kubelet
-
-
-@pytest.fixture
-def compete(plane: ControlPlane, namespace: str, submit: Submit) -> Submit:
-    """Creates jobs of three pods, each of which needs one of the four nodes of this namespace for itself."""
-    return gangs.competitor(plane, namespace, submit)
 
 
 def test_gang_is_placed_whole_or_not_at_all(

@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 
-from hack.cluster import gobuild
 from hack.cluster.controlplane import ControlPlane
-from hack.cluster.versions import CONTROL_PLANE
 from tests.integration.controlplane import gangs, scheduler
-from tests.integration.controlplane.conftest import install_crds
-from tests.integration.controlplane.gangs import SETTLED, Submit, bound, is_whole, running_condition
+from tests.integration.controlplane.gangs import SETTLED, Submit, bound, compete, is_whole, kubelet, running_condition
 from tests.integration.controlplane.kubelet import Kubelet
 from tests.integration.controlplane.support import Agents, Objects, Operator, change, running, wait_until
 
+__all__ = ["compete", "kubelet"]  # fixtures
 pytestmark = pytest.mark.controlplane
 
 Start = Callable[..., Operator]
@@ -25,26 +23,11 @@ VOLCANO = "/apis/scheduling.volcano.sh/v1beta1"
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """Returns a control plane with Volcano, that does not miss the kubelets of its nodes."""
-    flags = {"kube-controller-manager": {"node-monitor-grace-period": "3600s"}}
-    with ControlPlane(gobuild.bin_folder(CONTROL_PLANE), tmp_path_factory.mktemp("plane"), flags=flags) as plane:
-        install_crds(plane)
+    """Returns a control plane with Volcano."""
+    with gangs.plane_with_nodes(tmp_path_factory.mktemp("plane")) as plane:
         scheduler.install_volcano(plane)
         with scheduler.running_volcano(plane, tmp_path_factory.mktemp("volcano")):
             yield plane
-
-
-@pytest.fixture
-def kubelet(plane: ControlPlane, namespace: str) -> Iterator[Kubelet]:
-    """Runs the pods that have a node."""
-    with Kubelet(plane, namespace, schedules=False) as kubelet:
-        yield kubelet
-
-
-@pytest.fixture
-def compete(plane: ControlPlane, namespace: str, submit: Submit) -> Submit:
-    """Creates jobs of three pods, each of which needs one of the four nodes of this namespace for itself."""
-    return gangs.competitor(plane, namespace, submit)
 
 
 def test_gang_is_placed_whole_or_not_at_all(

@@ -14,14 +14,14 @@ from dtj_agent.engines import Engine, Place, host_port
 
 # The ports of Ray's workers are chosen by the kernel, because the nodes of `dtj run` share an address.
 FLAGS = ("--disable-usage-stats", "--min-worker-port=0", "--max-worker-port=0")
-# `ray start` returns when the head serves.
+# `ray start` returns when the head serves. A head that never does is a failed rank, and so a new attempt.
 HEAD = """
 import os, subprocess, sys
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 here, port, *command = sys.argv[1:]
 flags = %r
 subprocess.run([*RAY, "start", "--head", "--node-ip-address=" + here, "--port=" + port,
-                "--include-dashboard=false", *flags], check=True, stdout=sys.stderr)
+                "--include-dashboard=false", *flags], check=True, stdout=sys.stderr, timeout=300)
 os.execvp(command[0], command)
 """ % (list(FLAGS),)
 # The deadline is that of a head whose pod imports Ray from a slow volume.
