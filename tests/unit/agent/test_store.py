@@ -249,7 +249,7 @@ def test_store_that_nobody_calls_costs_no_process(served: Served) -> None:
 
 HELLO = b"\0" + (0x3C85F7CE).to_bytes(4, "little")
 HOSTILE = {
-    "http": b"GET / HTTP/1.1\r\n",
+    "an HTTP request of another method": b"POST / HTTP/1.1\r\n\r\n",
     "a wrong magic number": b"\0abcd",
     "no greeting": b"\1" + bytes(8),
     "an unknown request": HELLO + b"\x63",
