@@ -257,6 +257,7 @@ class Operator:
         await self.terms.run()
 
     async def _start_term(self) -> None:
+        self.observer.begin()
         await self.reconciling.start()
 
     async def _stop_term(self) -> None:

@@ -12,9 +12,9 @@ from dtj_contract import names
 from dtj_core.plan.leader_search import reachable_pods
 from dtj_core.plan.model import Settings
 from dtj_operator.following.listener import Heard
-from dtj_operator.kube.cache.store import Key
+from dtj_operator.kube.cache.store import Key, Store
 from dtj_operator.kube.observer import Observer
-from dtj_operator.kube.resources import SERVICE, Resource
+from dtj_operator.kube.resources import POD, SERVICE, Resource
 from tests.unit.operator.fakes import FakeCache, FakeClient, FakeListeners, job
 
 KEY = ("ns", "j")
@@ -115,6 +115,54 @@ def test_look_at_a_job_reads_nothing_from_the_api_server() -> None:
         assert client.calls == []
 
     observing(client, test)
+
+
+RUNNING = {"conditions": [{"type": "Running", "status": "True"}], "readyReplicas": 2}
+
+
+def numbered(name: str, version: int, **status: Any) -> Any:
+    obj = {"metadata": {"name": name, "namespace": "ns", "resourceVersion": str(version)}, "status": status}
+    return obj | {"metadata": obj["metadata"] | {"uid": name, "labels": pod()["metadata"]["labels"]}}
+
+
+def ready_pod(ordinal: int, version: int, ready: bool) -> Any:
+    conditions = [{"type": "Ready", "status": str(ready)}]
+    return numbered(f"j-{ordinal}", version, conditions=conditions)
+
+
+@pytest.mark.parametrize(
+    ("status", "watched", "reads"),
+    [
+        (RUNNING, [False, False], True),
+        (RUNNING, [True], True),
+        (RUNNING, [True, True], False),
+        (RUNNING | {"conditions": []}, [False, False], False),
+        ({}, [], False),
+    ],
+    ids=["none ready yet", "one not there yet", "as the status has it", "a job that does not run", "a new job"],
+)
+def test_new_leader_reads_pods_that_a_status_knows_and_its_watch_has_not_shown(
+    status: Any, watched: list[bool], reads: bool
+) -> None:
+    client = FakeClient()
+    for ordinal in range(2):
+        client.objects["pods", f"j-{ordinal}"] = ready_pod(ordinal, 20, True)
+    store = Store()
+    store.tables[POD].replace(None, [ready_pod(o, 10, ready) for o, ready in enumerate(watched)], "10")
+    running = job(status=status)
+
+    async def main() -> None:
+        observer = Observer(store, client, FakeListeners())  # type: ignore[arg-type]
+        for term in (1, 2):
+            observer.begin()
+            for _ in range(3):
+                observed = await observer.observe(running)
+            found = [each["status"]["conditions"][0]["status"] for each in observed.pods]
+            assert found == (["True", "True"] if reads else [str(each) for each in watched])
+            # In the second term, the store has what was read in the first.
+            assert [call[:2] for call in client.calls] == [("list", "pods")] * reads, term
+
+    asyncio.run(main())
 
 
 ENDED = {"conditions": [{"type": "Complete", "status": "True"}]}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from dtj_contract import names
 from dtj_core.plan import runtimes
-from dtj_core.plan.conditions import is_finished
+from dtj_core.plan.conditions import is_finished, is_true
 from dtj_core.plan.model import Object, Observed
 from dtj_core.plan.workload import flavors_of, is_admitted, is_evicted
 from dtj_operator import errors
@@ -14,11 +15,12 @@ from dtj_operator.following.listeners import AgentListeners
 from dtj_operator.kube.cache.sick_nodes import node_health
 from dtj_operator.kube.cache.store import Key, Store
 from dtj_operator.kube.client import Client
-from dtj_operator.kube.resources import FLAVOR, SERVICE, STATEFUL_SET, WORKLOAD, Resource, job_key
+from dtj_operator.kube.resources import FLAVOR, POD, SERVICE, STATEFUL_SET, WORKLOAD, Resource, job_key, job_selector
 
 
 class Observer:
-    """Reads from the store alone, with two exceptions: flavors of Kueue, and an object without the operator's label.
+    """Reads from the store alone, with three exceptions: flavors of Kueue, pods that the last leader has known, and an
+    object without the operator's label.
 
     No watch shows it. One of somebody else that has a child's name is found when the child can't be
     applied; our own StatefulSet that somebody took the label from, when its pods are still there.
@@ -31,11 +33,18 @@ class Observer:
         self._client = client
         self._agents = agents
         self._unlabelled: dict[Key, set[Resource]] = {}
+        self._begun: set[Key] = set()
+        """Jobs that were observed since this operator leads."""
+
+    def begin(self) -> None:
+        """Begins a term as the leader, whose cache may be older than the statuses of the leader before."""
+        self._begun.clear()
 
     def keep_only(self, keys: Iterable[Key]) -> None:
         """Drops all other jobs."""
         wanted = set(keys)
         self._unlabelled = {key: kinds for key, kinds in self._unlabelled.items() if key in wanted}
+        self._begun &= wanted
         self._agents.keep_only(wanted)
 
     def add_unlabelled(self, resource: Resource, key: Key) -> None:
@@ -52,7 +61,7 @@ class Observer:
     async def observe(self, job: Object) -> Observed:
         """Returns the children of `job` and the status that its agents report."""
         key = job_key(job)
-        pods = self._store.pods(key)
+        pods = await self._pods(job)
         observed = Observed(
             stateful_set=self._store.child(STATEFUL_SET, key),
             service=self._store.child(SERVICE, key),
@@ -77,6 +86,21 @@ class Observer:
             agent_silence=heard.cause,
             agent_asked=heard.is_known,
         )
+
+    async def _pods(self, job: Object) -> tuple[Object, ...]:
+        """Returns the job's pods, which are no older than its status.
+
+        Within a term that is so by itself. The status of another leader may know of a pod that the watch has not
+        shown here yet; that pod would be taken for lost.
+        """
+        key = job_key(job)
+        if key not in self._begun:
+            status = job.get("status") or {}
+            if is_true(status, names.RUNNING) and _ready(self._store.pods(key)) < status.get("readyReplicas", 0):
+                for pod in await self._client.list(POD, key[0], job_selector(key[1])):
+                    self._store.answer(POD, pod)
+            self._begun.add(key)
+        return self._store.pods(key)
 
     async def _read_flavors(self, workload: Object) -> dict[str, Object]:
         """Returns the flavors of the quota that a job is about to use, by name; without those that are gone."""
@@ -105,6 +129,11 @@ class Observer:
             service=found.get(SERVICE, observed.service),
             workload=found.get(WORKLOAD, observed.workload),
         )
+
+
+def _ready(pods: tuple[Object, ...]) -> int:
+    conditions = ((pod.get("status") or {}).get("conditions") or () for pod in pods)
+    return sum(any((each["type"], each["status"]) == ("Ready", "True") for each in one) for one in conditions)
 
 
 def _may_start(job: Object, stateful_set: Object | None, workload: Object) -> bool:
