@@ -115,7 +115,7 @@ def test_pods_over_quota_are_reported_and_their_controller_is_woken(
         condition = next(c for c in conditions if c["type"] == "Running")
         return bool(condition["reason"] == "ChildRefused" and "exceeded quota: one" in condition["message"])
 
-    wait_until("the message of the quota is in the condition", quota_is_reported, timeout=60)
+    wait_until("the message of the quota is in the condition", quota_is_reported, timeout=60, retry=(KeyError,))
     assert names.ANNOTATION_NUDGED not in objects.get("statefulsets", "j")["metadata"]["annotations"]
     objects.plane.request("DELETE", objects.path("resourcequotas", "one"))
     wait_until("both pods exist", lambda: len(objects.list("pods")) == 2, timeout=90)
