@@ -109,10 +109,12 @@ def scraped(
     prometheus = Prometheus(kubectl, job.shared, images["operator"], targets)
     began = time.time()
     wait_until("all targets are scraped", lambda: not prometheus.broken_targets(), detail=prometheus.broken_targets)
-    job.until_step(80)
+    # Soon after the checkpoint of step 50, so that steps are repeated.
+    job.until_step(55)
     kubectl("exec", "digits-1", "-c", "trainer", "--", "python3", "-c", KILL_WORKER)
     make_job("broken", replicas=1, entrypoint={"script": "/no/such.py"}).create().wait("Failed", 120)
-    job.wait("Complete", 240)
+    [recovery] = job.wait("Complete", 240)["status"]["recoveries"]
+    assert recovery["lostSteps"] >= 1, recovery
     # Rates need two scrapes after the last event.
     ended = 'sum(dtj_jobs_finished_total{result="Complete"})'
     wait_until("the end is scraped twice", lambda: _samples(prometheus, ended, began) >= 2, every=1)
