@@ -75,6 +75,10 @@ class Client:
             self.served = found
         return dict(found)
 
+    async def list(self, resource: Resource, namespace: str | None, selector: str | None = None) -> list[Object]:
+        pages = [page async for page, _ in self.pages(resource, namespace, selector)]
+        return [found for page in pages for found in page]
+
     async def pages(
         self, resource: Resource, namespace: str | None, selector: str | None = None, *, limit: int = 500
     ) -> AsyncIterator[tuple[list[Object], str]]:
