@@ -12,7 +12,7 @@ if [ "$(cat $here/.stamp 2>/dev/null || true)" != "$stamp" ]; then
     rm -rf $here $lists
     mkdir -p $lists
     # Lightning and Accelerate have the versions of requirements/benchmarks.lock.
-    printf '%s\n' transformers==5.24.0 requests lightning accelerate > $lists/resolved.txt
+    printf '%s\n' transformers==5.24.0 requests lightning accelerate kubernetes > $lists/resolved.txt
     printf '%s\n' kubeflow==0.5.0 kubeflow-trainer-api==2.3.0 kubeflow-katib-api==0.19.0 \
         deepspeed==0.19.8 hjson==3.1.0 py-cpuinfo==9.0.0 ninja==1.13.2 msgpack==1.2.4 einops==0.8.2 > $lists/alone.txt
     .venv/bin/python -m venv $here

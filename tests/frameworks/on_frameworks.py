@@ -25,6 +25,12 @@ LIMIT = 900
 pytestmark = pytest.mark.timeout(3 * LIMIT)
 STEPS = 24
 
+SDK_SCRIPT = """
+from kubeflow.trainer.backends.kubernetes.utils import update_trainjob_status
+assert update_trainjob_status(40, 90, {"loss": 0.5, "step": 12, "total_steps": 30})
+"""
+"""A script that reports by Kubeflow's SDK."""
+
 
 @pytest.fixture(params=FRAMEWORKS)
 def framework(request: pytest.FixtureRequest) -> str:
@@ -107,10 +113,7 @@ def test_transformers_reports_its_progress_by_itself(tmp_path: Path) -> None:
 def test_sdk_of_kubeflow_reports_its_progress(tmp_path: Path) -> None:
     pytest.importorskip("kubeflow.trainer")
     script = tmp_path / "sdk.py"
-    script.write_text(
-        "from kubeflow.trainer.backends.kubernetes.utils import update_trainjob_status\n"
-        "assert update_trainjob_status(40, 90, {'loss': 0.5, 'step': 12, 'total_steps': 30})\n"
-    )
+    script.write_text(SDK_SCRIPT)
     done = subprocess.run(
         [*RUN, "--run-dir", str(tmp_path / "run"), "--", str(script)],
         env=environ(), capture_output=True, text=True, timeout=LIMIT, cwd=tmp_path,
