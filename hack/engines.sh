@@ -3,28 +3,10 @@
 # `hack/engines.sh jax -k orbax` runs a part of one engine's tests.
 set -eu
 cd "$(dirname "$0")/.."
+# The packages are those of the engines' images.
 packages() {
-    case $1 in
-        jax) echo jax==0.10.2 orbax-checkpoint==0.12.8 ;;
-        horovod) echo horovod==0.28.1 ;;
-        ray) echo "ray[train]==2.60.0" ;;
-        tensorflow) echo tensorflow-cpu==2.21.0 ;;
-        *) echo "hack/engines.sh: no engine $1: write horovod, jax, ray or tensorflow" >&2; exit 2 ;;
-    esac
-}
-# Builds Horovod's source against the torch of .venv: it has no wheels, and its release asks for C++14, which torch's
-# headers reject.
-build_horovod() {
-    rm -rf "$1/source"
-    "$1/bin/pip" install --quiet --disable-pip-version-check setuptools==80.9.0 wheel==0.45.1 cloudpickle packaging psutil pyyaml
-    "$1/bin/pip" download --quiet --disable-pip-version-check --no-deps --no-binary :all: --no-build-isolation \
-        --dest "$1/source" "$2"
-    tar -xzf "$1"/source/*.tar.gz -C "$1/source" --strip-components=1
-    sed -i 's/CMAKE_CXX_STANDARD 14/CMAKE_CXX_STANDARD 17/' "$1/source/CMakeLists.txt" "$1/source/horovod/torch/CMakeLists.txt"
-    HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_TENSORFLOW=1 \
-        HOROVOD_WITHOUT_MXNET=1 "$1/bin/pip" install --quiet --disable-pip-version-check --no-deps \
-        --no-build-isolation "$1/source"
-    rm -rf "$1/source"
+    cat "requirements/engines/$1.in" 2>/dev/null \
+        || { echo "hack/engines.sh: no engine $1: write horovod, jax, ray or tensorflow" >&2; exit 2; }
 }
 case ${1:-} in
     "" | -*) engines="jax tensorflow horovod ray" ;;
@@ -40,7 +22,9 @@ for engine in $engines; do
         .venv/bin/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
             > "$site/below.pth"
         if [ "$engine" = horovod ]; then
-            build_horovod "$here" "$wanted"
+            sh trainer-image/horovod.sh "$here/bin/python" requirements/engines "$here/wheels"
+            "$here/bin/pip" install --quiet --disable-pip-version-check --no-deps "$here"/wheels/*.whl
+            rm -r "$here/wheels"
         else
             # shellcheck disable=SC2086 # several packages
             "$here/bin/pip" install --quiet --disable-pip-version-check $wanted

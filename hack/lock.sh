@@ -15,6 +15,14 @@ wanted = project["dependencies"] + [d for e in extras for d in project["optional
 print("\n".join(d for d in wanted if not d.startswith("dtj")))
 PY
 }
+# The entries of the second lock whose packages the first one lacks.
+without() { python3 - "$@" <<'PY'
+import re, sys
+base, whole = (re.split(r"^(?=\S+==)", open(path).read(), flags=re.M)[1:] for path in sys.argv[1:])
+have = {entry.split("==")[0] for entry in base}
+sys.stdout.writelines(entry for entry in whole if entry.split("==")[0] not in have)
+PY
+}
 { deps core/pyproject.toml; deps operator/pyproject.toml; } > "$tmp/operator.in"
 deps trainer-image/pyproject.toml torch telemetry > "$tmp/trainer.in"
 # The trainer image's early layer: torch and its dependencies, so that no other change downloads them again.
@@ -27,11 +35,15 @@ compile -c requirements/dev.lock -o requirements/operator.lock "$tmp/operator.in
 compile -c requirements/dev.lock -o requirements/torch.lock "$tmp/torch.in"
 compile -c requirements/dev.lock -o requirements/trainer.lock "$tmp/trainer.in"
 compile -c requirements/dev.lock -o "$tmp/benchmarks.lock" requirements/benchmarks.in
-# benchmarks/venv.sh installs this lock on top of .venv, so it omits the packages of dev.lock.
-python3 - requirements/dev.lock "$tmp/benchmarks.lock" > requirements/benchmarks.lock <<'PY'
-import re, sys
-base, whole = (re.split(r"^(?=\S+==)", open(path).read(), flags=re.M)[1:] for path in sys.argv[1:])
-have = {entry.split("==")[0] for entry in base}
-sys.stdout.writelines(entry for entry in whole if entry.split("==")[0] not in have)
-PY
-sed -i "s#$tmp/##g" requirements/*.lock
+# benchmarks/venv.sh installs this lock on top of .venv.
+without requirements/dev.lock "$tmp/benchmarks.lock" > requirements/benchmarks.lock
+# The images of the engines: JAX and TensorFlow stand alone, Horovod and Ray come on top of the trainer's libraries.
+engines=requirements/engines
+for name in jax tensorflow horovod-build; do
+    compile -o $engines/$name.lock $engines/$name.in
+done
+for name in horovod ray; do
+    compile -c requirements/trainer.lock -o "$tmp/$name.lock" $engines/$name.in
+    without requirements/trainer.lock "$tmp/$name.lock" > $engines/$name.lock
+done
+sed -i "s#$tmp/##g" requirements/*.lock $engines/*.lock

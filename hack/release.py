@@ -63,12 +63,21 @@ def wheels() -> Iterator[Step]:
 
 
 def images(registry: str) -> Iterator[Step]:
-    """Yields the steps for the images (torch for CPU and CUDA), on two architectures, with provenance and SBOM."""
+    """Yields the steps for the images (torch for CPU and CUDA), on two architectures, with provenance and SBOM.
+
+    An engine's image that computes on CPUs alone has no other tag.
+    """
     release = version()
+    cpu = ("--build-arg", f"TORCH_INDEX_URL={CPU_TORCH}")
     for dockerfile, name, arguments in (
         ("Dockerfile", f"dtj-operator:{release}", ()),
-        ("trainer-image/Dockerfile", f"dtj-trainer:{release}-cpu", ("--build-arg", f"TORCH_INDEX_URL={CPU_TORCH}")),
-        ("trainer-image/Dockerfile", f"dtj-trainer:{release}-cuda", ()),
+        ("trainer-image/Dockerfile", f"dtj-trainer:{release}-cpu", ("--target", "trainer", *cpu)),
+        ("trainer-image/Dockerfile", f"dtj-trainer:{release}-cuda", ("--target", "trainer")),
+        ("trainer-image/Dockerfile", f"dtj-trainer-horovod:{release}-cpu", ("--target", "horovod", *cpu)),
+        ("trainer-image/Dockerfile", f"dtj-trainer-jax:{release}-cpu", ("--target", "jax")),
+        ("trainer-image/Dockerfile", f"dtj-trainer-ray:{release}-cpu", ("--target", "ray", *cpu)),
+        ("trainer-image/Dockerfile", f"dtj-trainer-ray:{release}-cuda", ("--target", "ray")),
+        ("trainer-image/Dockerfile", f"dtj-trainer-tensorflow:{release}-cpu", ("--target", "tensorflow")),
     ):
         build = ("docker", "buildx", "build", "--platform", PLATFORMS, "--sbom=true", "--provenance=true", *arguments)
         command = (*build, "-f", str(ROOT / dockerfile), "-t", f"{registry}/{name}", str(ROOT))

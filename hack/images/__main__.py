@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from hack.cluster.shell import ProvisionError
-from hack.images import build, deploy
+from hack.images import build, deploy, recipes
 
 REFERENCES = {"names": build.names, "build": build.ensure, "frameworks": build.frameworks}
 
@@ -19,13 +19,18 @@ def main() -> int:
     commands.add_parser("build", help="build and push changed images, print the references")
     commands.add_parser("names", help="print the references of the last build")
     commands.add_parser("frameworks", help="build and push the image of tests/e2e/on_frameworks.py, print it")
+    engines = commands.add_parser("engines", help="build and push the images of the engines, print the references")
+    engines.add_argument("engine", nargs="*", help=f"{', '.join(recipes.ENGINES)}; by default all")
     commands.add_parser("deploy", help="build, then install or upgrade the chart and wait until the operator is ready")
     options = parser.parse_args()
+    if unknown := set(getattr(options, "engine", ())) - set(recipes.ENGINES):
+        engines.error(f"no engine {', '.join(sorted(unknown))}: {', '.join(recipes.ENGINES)} have images of their own")
     try:
         if options.command == "deploy":
             deploy.deploy()
         else:
-            for name, reference in REFERENCES[options.command]().items():
+            found = build.engines(options.engine) if options.command == "engines" else REFERENCES[options.command]()
+            for name, reference in found.items():
                 print(f"{name}={reference}")
     except ProvisionError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -31,21 +31,15 @@ def log(message: str) -> None:
 
 def ensure() -> dict[str, str]:
     """Publishes every image, so that the nodes can pull it. Returns the references by name. Raises ProvisionError."""
-    engine.ensure()
-    if not registry.answers():
-        raise ProvisionError(f"no registry answers at {registry.address()}: run `make cluster-up` first")
     remembered = _remembered()
-    base = _base(remembered.get("base"))
-    base_id = output(["docker", "image", "inspect", "-f", "{{.Id}}", base], timeout=20)
+    base, base_id = _ground(remembered)
     # The trainer's lower layers are torch's, so torch is published first.
     with ThreadPoolExecutor(2) as pool:
         operator = pool.submit(_publish, [recipes.OPERATOR], base, base_id)
         others = _publish([recipes.TORCH, recipes.TRAINER], base, base_id)
         references = operator.result() | others
-    if references["trainer"] != remembered.get("trainer") or not _pushed(
-        f"{registry.address()}/library/{EXAMPLES_IMAGE}"
-    ):
-        _name_for_examples(references["trainer"])
+    if references["trainer"] != remembered.get("trainer") or not _pushed(_alias(EXAMPLES_IMAGE)):
+        _name_for_examples(references["trainer"], EXAMPLES_IMAGE)
     STATE.parent.mkdir(exist_ok=True)
     aside = STATE.with_suffix(f".{os.getpid()}")
     aside.write_text(json.dumps({"base": base, **references}, indent=1) + "\n")
@@ -53,13 +47,26 @@ def ensure() -> dict[str, str]:
     return references
 
 
-def _name_for_examples(trainer: str) -> None:
-    """Pushes the trainer image under the name that examples/ and the tutorial use; the nodes look it up here."""
-    alias = f"{registry.address()}/library/{EXAMPLES_IMAGE}"
-    if not docker.image_exists(trainer):
-        run(["docker", "pull", "--quiet", trainer], timeout=PUSH_TIMEOUT)
-    run(["docker", "tag", trainer, alias], timeout=20)
-    run(["docker", "push", "--quiet", alias], timeout=PUSH_TIMEOUT)
+def _ground(remembered: dict[str, str]) -> tuple[str, str]:
+    """Returns the base image and its id, with engine and registry at hand."""
+    engine.ensure()
+    if not registry.answers():
+        raise ProvisionError(f"no registry answers at {registry.address()}: run `make cluster-up` first")
+    base = _base(remembered.get("base"))
+    return base, output(["docker", "image", "inspect", "-f", "{{.Id}}", base], timeout=20)
+
+
+def _alias(name: str) -> str:
+    """Returns where the nodes look an image up that examples/ and the tutorial name."""
+    return f"{registry.address()}/library/{name}"
+
+
+def _name_for_examples(reference: str, name: str) -> None:
+    """Pushes an image under the name that examples/ and the tutorial use."""
+    if not docker.image_exists(reference):
+        run(["docker", "pull", "--quiet", reference], timeout=PUSH_TIMEOUT)
+    run(["docker", "tag", reference, _alias(name)], timeout=20)
+    run(["docker", "push", "--quiet", _alias(name)], timeout=PUSH_TIMEOUT)
 
 
 def names() -> dict[str, str]:
@@ -83,6 +90,20 @@ def frameworks() -> dict[str, str]:
         run(["docker", "pull", "--quiet", torch], timeout=PUSH_TIMEOUT)
     torch_id = output(["docker", "image", "inspect", "-f", "{{.Id}}", torch], timeout=20)
     return _publish([recipes.FRAMEWORKS], torch, torch_id)
+
+
+def engines(chosen: Sequence[str] = ()) -> dict[str, str]:
+    """Publishes the images of these engines, by default of all, also under the names that examples/ use.
+
+    Returns the references by name. Raises ProvisionError.
+    """
+    base, base_id = _ground(_remembered())
+    references = {}
+    for name in chosen or recipes.ENGINES:
+        image = recipes.ENGINES[name]
+        references |= _publish([image], base, base_id)
+        _name_for_examples(references[image.name], f"{image.repository}:cpu")
+    return references
 
 
 def _publish(images: Sequence[Image], base: str, base_id: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 
 from hack.cluster.shell import ProvisionError
 from hack.images import build, recipes
-from hack.images.recipes import FRAMEWORKS, IMAGES, OPERATOR, ROOT, TORCH, TRAINER, Image
+from hack.images.recipes import ENGINES, FRAMEWORKS, IMAGES, OPERATOR, ROOT, TORCH, TRAINER, Image
 
 
 def tag(image: Image, context: Path) -> str:
@@ -29,6 +29,10 @@ def tag(image: Image, context: Path) -> str:
         (TRAINER, "requirements/torch.lock"),
         (TRAINER, "requirements/trainer.lock"),
         (TRAINER, ".dockerignore"),
+        (ENGINES["horovod"], "requirements/engines/horovod-build.lock"),
+        (ENGINES["jax"], "requirements/engines/jax.lock"),
+        (ENGINES["ray"], "requirements/torch.lock"),
+        (ENGINES["tensorflow"], "trainer-image/src/dtj_trainer/rank.py"),
     ],
 )
 def test_changed_file_changes_the_tag(image: Image, file: str, tmp_path: Path) -> None:
@@ -54,15 +58,44 @@ def test_bytecode_beside_the_sources_is_left_out(tmp_path: Path) -> None:
     assert not [p for p in tmp_path.rglob("*") if p.name == "__pycache__" or p.suffix == ".pyc"]
 
 
-@pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.name)
+@pytest.mark.parametrize("image", [*IMAGES, *ENGINES.values()], ids=lambda image: image.name)
 def test_build_context_has_all_files_that_the_dockerfile_copies(image: Image, tmp_path: Path) -> None:
     recipes.snapshot(image, tmp_path)
-    text = (ROOT / image.dockerfile).read_text()
-    if image is TORCH:
-        text = text.split("FROM torch AS libraries")[0]
+    text = (tmp_path / image.dockerfile).read_text()
     copied = [name for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.M) for name in line.split()]
     assert copied
     assert [name for name in copied if not (tmp_path / name).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("image", "stages"),
+    [
+        (TORCH, "torch"),
+        (TRAINER, "torch libraries code trainer"),
+        (ENGINES["horovod"], "torch libraries code horovod-wheels horovod"),
+        (ENGINES["jax"], "code plain jax"),
+        (ENGINES["ray"], "torch libraries code ray"),
+        (ENGINES["tensorflow"], "code plain tensorflow"),
+    ],
+    ids=lambda value: value.name if isinstance(value, Image) else "",
+)
+def test_build_has_only_the_stages_that_its_target_needs(image: Image, stages: str, tmp_path: Path) -> None:
+    recipes.snapshot(image, tmp_path)
+    text = (tmp_path / image.dockerfile).read_text()
+    assert re.findall(r"^FROM \S+ AS (\S+)", text, re.M) == stages.split()
+    assert "ARG BASE_IMAGE=" in text.split("FROM")[0]
+
+
+def test_changed_engine_changes_no_tag_of_the_trainer(tmp_path: Path) -> None:
+    text = (ROOT / TRAINER.dockerfile).read_text()
+    changed = text.replace("FROM plain AS jax\n", "FROM plain AS jax\nENV A=B\n")
+    assert changed != text
+    assert recipes.needed_stages(changed, "trainer") == recipes.needed_stages(text, "trainer")
+    assert recipes.needed_stages(changed, "jax") != recipes.needed_stages(text, "jax")
+
+
+def test_trainer_is_the_default_target_of_its_dockerfile() -> None:
+    assert (ROOT / TRAINER.dockerfile).read_text().endswith("\nFROM trainer\n")
 
 
 @pytest.mark.parametrize(
