@@ -72,6 +72,7 @@ test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults,
 	@$(MAKE) --no-print-directory test-terraform
 	@DTJ_TUNE_KILLS=$(or $(TUNE_KILLS),20) $(PY) -m pytest -q -s tests/unit/client/test_tune_kills.py
 	@$(MAKE) --no-print-directory test-frameworks-kind
+	@$(MAKE) --no-print-directory test-engines-kind
 	@./hack/test_long.sh
 	@./hack/frameworks.sh
 	@./hack/engines.sh
@@ -118,6 +119,10 @@ test-dashboard: venv cluster-ready ## draw the Grafana dashboard in Chromium, wi
 test-frameworks-kind: venv cluster-ready ## run scripts of Lightning, Accelerate, transformers, DeepSpeed and torch on kind, and kill a rank of each
 	@./hack/frameworks.sh --install
 	@$(PY) -m pytest -q -s --durations=10 tests/e2e/on_frameworks.py
+
+.PHONY: test-engines-kind
+test-engines-kind: venv cluster-ready ## run scripts of Horovod, JAX, Ray and TensorFlow on kind, in their images: undisturbed, a rank killed, a pod deleted, suspended
+	@$(PY) -m pytest -q -s --durations=10 tests/e2e/on_engines.py
 
 .PHONY: chaos-kind
 chaos-kind: venv cluster-up deploy ## stop nodes, kubelets, pods and the API server of kind under a job, and print the recoveries

@@ -17,10 +17,12 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.engines.marks import KILL_AT
+
 HERE = Path(__file__).parent
 RUN = (sys.executable, "-m", "dtj.main", "run", "--plain", "-o", "json", "--logs")
 LIMIT = 600
-STEPS, EVERY, KILL_AT = 24, 4, 15
+STEPS, EVERY = 24, 4
 pytestmark = pytest.mark.timeout(3 * LIMIT)
 # Engine, package, and the argument of the engine's script.
 KINDS = {
@@ -44,24 +46,40 @@ def kind(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def train(kind: str, folder: Path, kill: str = "", **spec: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the result and the job's status. `kill`: the rank that kills itself."""
+def spec(kind: str, scripts: str, folder: str, **variables: object) -> dict[str, Any]:
+    """Returns the spec of a job on two pods of two ranks, whose script lies in `scripts` and writes to `folder`."""
     engine, _, argument = KINDS[kind]
+    # Horovod sums tensors together that are ready at the same time, so the order of additions is chance.
+    variables = {"HOROVOD_FUSION_THRESHOLD": 0, **variables}
+    return {
+        "replicas": 2,
+        "processesPerPod": 2,
+        "engine": engine,
+        "entrypoint": {"script": f"{scripts}/{engine}_script.py", "args": [argument, folder]},
+        "env": [{"name": name, "value": str(value)} for name, value in variables.items()],
+        "restart": {"maxRestarts": 1},
+    }
+
+
+def result(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return found
+
+
+def assert_same(found: dict[str, Any], reference: dict[str, Any]) -> None:
+    """Checks that a disturbed training ended with the weights and the loss of an undisturbed one."""
+    assert (found["world"], found["step"]) == (4, STEPS)
+    assert found["sum"] == pytest.approx(reference["sum"], abs=1e-9)
+    assert found["loss"] == pytest.approx(reference["loss"], abs=1e-9)
+
+
+def train(kind: str, folder: Path, kill: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the result and the job's status. `kill`: the rank that kills itself."""
     job = {
         "apiVersion": "training.dtj.dev/v1alpha1",
         "kind": "DistributedTrainingJob",
-        "metadata": {"name": engine},
-        "spec": {
-            "replicas": 2,
-            "processesPerPod": 2,
-            "image": "unused",
-            "engine": engine,
-            "entrypoint": {"script": str(HERE / f"{engine}_script.py"), "args": [argument, str(folder)]},
-            # Horovod sums tensors together that are ready at the same time, so the order of additions is chance.
-            "env": [{"name": "KILL", "value": kill}, {"name": "HOROVOD_FUSION_THRESHOLD", "value": "0"}],
-            "restart": {"maxRestarts": 1},
-            **spec,
-        },
+        "metadata": {"name": KINDS[kind][0]},
+        "spec": {"image": "unused", **spec(kind, str(HERE), str(folder), KILL=kill)},
     }
     folder.mkdir(parents=True)
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
@@ -70,8 +88,7 @@ def train(kind: str, folder: Path, kill: str = "", **spec: Any) -> tuple[dict[st
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}, capture_output=True, text=True, timeout=LIMIT, cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return found, json.loads(done.stdout)["status"]
+    return result(folder), json.loads(done.stdout)["status"]
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +119,7 @@ def test_killed_training_ends_with_the_undisturbed_result(
     began = time.monotonic()
     found, status = train(kind, tmp_path / "killed", kill=rank)
     print(f"{kind}, rank {rank}: {time.monotonic() - began:.1f} s, {json.dumps(status.get('recoveries'))}")
-    assert found["sum"] == pytest.approx(reference["sum"], abs=1e-9)
-    assert found["loss"] == pytest.approx(reference["loss"], abs=1e-9)
-    assert (found["step"], found["resumed"]) == (STEPS, KILL_AT // EVERY * EVERY)
+    assert_same(found, reference)
+    assert found["resumed"] == KILL_AT // EVERY * EVERY
     assert (status["attempt"], status["restarts"]["inPlace"]) == (2, 1)
     assert any(str(failure["rank"]) == rank and failure["signal"] == "SIGKILL" for failure in status["failures"])
