@@ -16,10 +16,11 @@ import pytest
 
 from benchmarks.recovery import logbook
 from dtj_contract import names
-from hack.images.recipes import ROOT
+from hack.images.recipes import ENGINES, ROOT
 from tests.e2e.conftest import drop_namespace, make_namespace
-from tests.e2e.kit import Job, Kubectl, Object, is_true, wait_until
+from tests.e2e.kit import Job, Kubectl, Object, docker, is_true, wait_until
 from tests.engines.on_engines import EVERY, KINDS, LAST_RANK, STEPS, assert_same, result, spec
+from tests.integration.images.conftest import RESTRICTED
 
 SCRIPTS = sorted((ROOT / "tests/engines").glob("*_script.py"))
 MARKS = ROOT / "tests/engines/marks.py"
@@ -91,6 +92,8 @@ def start(namespace: Kubectl, shared_root: Path, engine_image: Callable[[str], s
         folder = f"{names.DEFAULT_CHECKPOINT_DIR}/{namespace.namespace}/{name}"
         template: Object = {
             "spec": {
+                # JAX and TensorFlow catch SIGTERM and train on, which must not be to the end.
+                "terminationGracePeriodSeconds": 5,
                 "containers": [
                     {
                         "name": "trainer",
@@ -149,6 +152,22 @@ def assert_resumed(job: Job, undisturbed: Job) -> Object:
     seconds = min(entry.steps[0][0] for entry in after) - max(entry.steps[-1][0] for entry in before)
     print(f"\n{job.name}: {seconds:.1f} s from step {last} to {found['resumed'] + 1}, {json.dumps(status['restarts'])}")
     return status
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_image_runs_unprivileged_and_has_rank_but_no_compiler(engine: str, engine_image: Callable[[str], str]) -> None:
+    """Runs it as test_images.py runs the others."""
+    module = {"horovod": "horovod.torch"}.get(engine, engine)
+    script = f"""
+import importlib, os, shutil
+importlib.import_module("{module}")
+from dtj_trainer import rank
+assert rank.newest() is None
+assert os.getuid() == 65532 and os.path.exists(rank.__cached__)
+print([tool for tool in ("cc", "g++", "cmake", "make") if shutil.which(tool)])
+"""
+    options = [*RESTRICTED, "--tmpfs=/tmp:mode=1777", "--entrypoint=python3"]
+    assert docker("run", "--rm", *options, engine_image(engine), "-c", script, timeout=180).strip() == "[]"
 
 
 def test_undisturbed_training_completes(undisturbed: Job) -> None:

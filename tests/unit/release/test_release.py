@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hack import release, version
+from hack.images import recipes
 
 ROOT = Path(__file__).parents[3]
 KINDS = ("wheels", "images", "chart")
@@ -33,6 +34,14 @@ def test_release_is_a_dry_run_by_default(kind: str, capsys: pytest.CaptureFixtur
     lines = capsys.readouterr().out.splitlines()
     assert lines
     assert all(line.startswith("dry run ") for line in lines)
+
+
+@pytest.mark.parametrize("image", recipes.ENGINES.values(), ids=recipes.ENGINES)
+@pytest.mark.usefixtures("nothing_runs")
+def test_images_of_all_engines_are_released(image: recipes.Image, capsys: pytest.CaptureFixture[str]) -> None:
+    assert release.main(["images"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(f"--target {image.target} " in line and f"/{image.repository}:" in line for line in lines)
 
 
 @pytest.mark.parametrize("kind", KINDS)
