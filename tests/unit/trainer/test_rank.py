@@ -112,3 +112,13 @@ def test_agent_gets_valid_reports(alone: Path, tmp_path: Path) -> None:
     assert saved == [5, 10, 15, 20, 25, 30]
     assert [report["resumedStep"] for report in reports if "resumedStep" in report] == [30]
     assert json.loads((alone / "saved/step-00000030/state.json").read_text()) == 465
+
+
+def test_first_rank_removes_what_earlier_attempts_have_left(alone: Path) -> None:
+    (alone / "second").touch()
+    for name in (".incomplete-step-00000005-a1-r3", ".universal-step-00000005-a1", ".incomplete-step-00000005-a2-r3"):
+        (alone / "saved" / name).mkdir(parents=True)
+    assert run(alone, rank=1, attempt=2)[0] == 0
+    assert len(steps(alone)) == 3, "only rank 0 removes anything"
+    assert run(alone, attempt=2)[0] == 0
+    assert [name for name in steps(alone) if name.startswith(".")] == [".incomplete-step-00000005-a2-r3"]

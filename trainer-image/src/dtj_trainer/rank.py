@@ -11,13 +11,15 @@
 The file is the standard library alone, imports nothing else of this project, and may be copied beside a
 script whose image lacks this package. Without an agent, reports go nowhere and checkpoints to ./checkpoints.
 Every rank must be able to write the state by itself, as with replicated weights. Frameworks whose
-checkpoint needs all ranks (orbax, FSDP, DeepSpeed) save by their own means: use `report` alone there.
+checkpoint needs all ranks save by their own means (`universal.py` does for DeepSpeed): use `report` alone there,
+or `due`, `stop_asked`, `begin` and `complete`, of which `save` is made.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -29,6 +31,7 @@ from typing import Any
 
 NEWS_SECONDS = 1.0  # for an agent that has not read the reports before
 _PREFIX = "step-"
+_ATTEMPT = re.compile(r"-a(\d+)(-r\d+)?$")
 TERMINATED = 143
 """Exit code of a rank that SIGTERM has ended."""
 
@@ -47,6 +50,8 @@ def report(step: int, total: int | None = None, loss: float | None = None, **met
 
 def newest() -> tuple[int, Path] | None:
     """Returns the step and the folder of the newest checkpoint that `save` has completed; None without one."""
+    if _rank() == 0:
+        _sweep()
     found = _completed()
     if not found:
         return None
@@ -63,12 +68,58 @@ def save(step: int, write: Callable[[Path], object], last: bool = False) -> None
     interrupts is never loaded. Call `save` after every step: the first call installs the handler of SIGTERM,
     in place of one that the framework has installed before.
     """
-    _Stop.install()
-    every = int(os.environ.get("DTJ_CHECKPOINT_EVERY_STEPS") or 100)
-    if _Stop.asked or (_rank() == 0 and (last or step % every == 0)):
-        _commit(step, write)
-    if _Stop.asked:
+    stopping = stop_asked()
+    if (stopping or (_rank() == 0 and (last or due(step)))) and (folder := begin(step)):
+        write(folder)
+        complete(step, folder)
+    if stopping:
         sys.exit(TERMINATED)
+
+
+def due(step: int) -> bool:
+    """Returns whether the job's checkpoint interval ends at this step."""
+    return step % int(os.environ.get("DTJ_CHECKPOINT_EVERY_STEPS") or 100) == 0
+
+
+def stop_asked() -> bool:
+    """Returns whether this rank got a SIGTERM; the first call installs its handler."""
+    _Stop.install()
+    return _Stop.asked
+
+
+def begin(step: int) -> Path | None:
+    """Returns an empty folder to write this step's checkpoint to; None if the step is saved already."""
+    if _place(step).exists():
+        return None  # another rank has saved the same
+    aside = _folder() / f".incomplete-{_place(step).name}-a{_attempt()}-r{_rank()}"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    return aside
+
+
+def complete(step: int, folder: Path) -> None:
+    """Gives the folder of `begin` its name, which makes it a checkpoint, and removes old checkpoints.
+
+    Exits with an error if a newer attempt has begun.
+    """
+    for path in [*folder.rglob("*"), folder]:
+        _sync(path)
+    if _is_fenced():
+        shutil.rmtree(folder, ignore_errors=True)
+        sys.exit(f"attempt {_attempt()} has ended: a newer one has begun, so step {step} is not saved")
+    target = _place(step)
+    try:
+        folder.rename(target)
+    except OSError:
+        if not target.exists():
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    _sync(target.parent)
+    _send({"checkpoint": {"step": step, "path": str(target), "time": time.time()}})
+    keep = int(os.environ.get("DTJ_CHECKPOINT_KEEP") or 3)
+    for old in _completed()[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 class _Stop:
@@ -88,31 +139,16 @@ class _Stop:
         cls.asked = True
 
 
-def _commit(step: int, write: Callable[[Path], object]) -> None:
-    target = _folder() / f"{_PREFIX}{step:08d}"
-    if target.exists():
-        return  # another rank has saved the same
-    aside = target.with_name(f".incomplete-{target.name}-a{_attempt()}-r{_rank()}")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    write(aside)
-    for path in [*aside.rglob("*"), aside]:
-        _sync(path)
-    if _is_fenced():
-        shutil.rmtree(aside, ignore_errors=True)
-        sys.exit(f"attempt {_attempt()} has ended: a newer one has begun, so step {step} is not saved")
-    try:
-        aside.rename(target)
-    except OSError:
-        if not target.exists():
-            raise
-        shutil.rmtree(aside, ignore_errors=True)
-        return
-    _sync(target.parent)
-    _send({"checkpoint": {"step": step, "path": str(target), "time": time.time()}})
-    keep = int(os.environ.get("DTJ_CHECKPOINT_KEEP") or 3)
-    for old in _completed()[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+def _place(step: int) -> Path:
+    return _folder() / f"{_PREFIX}{step:08d}"
+
+
+def _sweep() -> None:
+    """Removes what killed writers of earlier attempts have left."""
+    for path in _folder().glob(".*-" + _PREFIX + "*"):
+        attempt = _ATTEMPT.search(path.name)
+        if attempt and int(attempt[1]) < _attempt():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_fenced() -> bool:
