@@ -17,7 +17,7 @@ from dtj_trainer.components.precision import PrecisionConfig
 from dtj_trainer.data.loader import LoaderConfig
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.state import StateConfig
-from dtj_trainer.strategies import FLAT, DdpConfig, LocalSgdConfig, StrategyConfig, name_of
+from dtj_trainer.strategies import FLAT, DdpConfig, DeepSpeedConfig, LocalSgdConfig, StrategyConfig, name_of
 from dtj_trainer.telemetry.sinks import TelemetryConfig
 
 
@@ -113,6 +113,8 @@ class TrainerConfig:
             raise ConfigError(f"ema_decay={self.ema_decay}: write a number between 0 and 1, such as 0.999")
         if isinstance(self.strategy, LocalSgdConfig):
             self._check_local_sgd()
+        if isinstance(self.strategy, DeepSpeedConfig):
+            self._check_deepspeed(self.strategy)
         if isinstance(self.strategy, FLAT):
             self._check_flat(name_of(self.strategy))
 
@@ -124,6 +126,32 @@ class TrainerConfig:
             raise ConfigError(
                 f"optimizer.decay_vectors: false does not work with strategy {strategy}: write strategy {instead}"
             )
+
+    def _check_deepspeed(self, strategy: DeepSpeedConfig) -> None:
+        file = strategy.config
+        rejected = {
+            f"precision.dtype={self.precision.dtype}": (
+                self.precision.dtype != "fp32",
+                f"write bf16, fp16 or torch_autocast in {file}",
+            ),
+            "micro_batch_size=auto": (self.micro_batch_size == "auto", "write a number"),
+            "tune": (self.tune, "leave it out"),
+            "compile": (self.compile is not False, "leave it out"),
+            "ema_decay": (self.ema_decay is not None, "leave it out"),
+            "activation_offload": (self.activation_offload, f"write activation_checkpointing in {file}"),
+            f"communication.method={self.communication.method}": (
+                not self.communication.is_plain,
+                f"leave communication out: {file} has communication_data_type and quantized gradients",
+            ),
+            "elastic.batch=PerRank": (self.elastic.batch == "PerRank", "write Global"),
+            "checkpoint.snapshot_every_steps": (
+                self.state.checkpoint.snapshot_every_steps not in ("auto", 0),
+                "write 0: DeepSpeed's state is saved to the volume alone",
+            ),
+        }
+        for name, (is_set, instead) in rejected.items():
+            if is_set:
+                raise ConfigError(f"{name} does not work with strategy deepspeed: {instead}")
 
     def _check_local_sgd(self) -> None:
         if self.ema_decay is not None:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from dtj_trainer import strategies
+from dtj_trainer import deepspeed_file, strategies
 from dtj_trainer.auto_batch import find_micro_batch_size
 from dtj_trainer.checkpoint import rng
 from dtj_trainer.checkpoint.weights import load_weights
@@ -43,6 +43,7 @@ from dtj_trainer.errors import ConfigError
 from dtj_trainer.run import Run, ranked_by_validation
 from dtj_trainer.state import State
 from dtj_trainer.strategies import StrategyConfig
+from dtj_trainer.strategies.deepspeed import restore_rates
 from dtj_trainer.task import Data, Task, scalar_loss
 from dtj_trainer.telemetry.flops import try_count_flops
 from dtj_trainer.telemetry.gpu import peak_flops
@@ -117,20 +118,29 @@ def prepare(
     strategy = strategies.make(strategy_config, config.blocks, config.communication, fill)
     config_check.check(strategies.shapes(model), group)
     model = strategy.wrap(model, group)
-    optimizer = task.optimizer(model) if task.optimizer else make_optimizer(model, config.optimizer)
+    engine = None
+    if isinstance(strategy, strategies.DeepSpeed):
+        engine = deepspeed_file.start(strategy, model, task, config, group)
+        model, optimizer, micro_batch_size = engine.model, engine.optimizer, engine.micro_batch_size
+    else:
+        optimizer = task.optimizer(model) if task.optimizer else make_optimizer(model, config.optimizer)
     if isinstance(strategy_config, strategies.FLAT):
         check_element_wise(optimizer, strategies.name_of(strategy_config))
-    scheduler = make_scheduler(task, optimizer, config, env, order, total_steps)
+    scheduler = (engine and engine.schedule) or make_scheduler(task, optimizer, config, env, order, total_steps)
     early_stop = EarlyStop(config.early_stop) if config.early_stop else None
     ema = Ema(model, config.ema_decay) if config.ema_decay else None
-    saved = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": order, "precision": precision}
+    trained: dict[str, object] = {"model": model, "optimizer": optimizer}
+    if engine:
+        trained = {"deepspeed": engine.files}
+    saved = {**trained, "scheduler": scheduler, "data": order, "precision": precision}
     queue: GradientQueue | None = getattr(strategy, "queue", None)
     kept = queue if config.communication.keeps_residuals else None
     local = strategy if isinstance(strategy, strategies.LocalSgd) else None
     optional = {"ema": ema, "early_stop": early_stop, "communication": kept, "local_sgd": local}
     saved |= {name: value for name, value in optional.items() if value is not None}
     settings = config.state
-    if local is not None:  # between two exchanges a snapshot would be one rank's own
+    # Between two exchanges a snapshot would be one rank's own, and it has no state of DeepSpeed.
+    if local is not None or engine:
         settings = replace(settings, checkpoint=replace(settings.checkpoint, snapshot_every_steps=0))
     state = State.attach(settings, env, group, **saved)
     run: Run
@@ -362,6 +372,8 @@ def _start(run: Run, state: State, on_start: Callable[[State], None] | None) -> 
             lr_schedule.set_rates(run.optimizer, run.scheduler)
         if isinstance(order, DataOrder) and run.config.epochs is not None:
             state.end_at(state.step + order.steps_for(run.config.epochs))
+    if isinstance(run.strategy, strategies.DeepSpeed):
+        restore_rates(run.optimizer, run.scheduler)
     # Ranks that were seeded alike build the same model, and must draw different numbers afterwards.
     if not state.step and state.group.rank:
         rng.seed_all((torch.initial_seed() + 1_000_003 * state.group.rank) % 2**63)

@@ -28,7 +28,8 @@ from dtj_trainer.distributed.buffer_broadcast import broadcast_buffers
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.state import State
-from dtj_trainer.strategies import LocalSgd, Strategy
+from dtj_trainer.strategies import DeepSpeed, LocalSgd, Strategy
+from dtj_trainer.strategies.deepspeed import EngineSchedule
 from dtj_trainer.task import Data, Loss
 from dtj_trainer.telemetry.meter import Meter
 from dtj_trainer.telemetry.own_time import OwnTime
@@ -56,7 +57,7 @@ class Run:
     strategy: Strategy[Any]
     loss: Loss
     optimizer: Optimizer
-    scheduler: LRScheduler
+    scheduler: LRScheduler | EngineSchedule
     precision: Precision
     ema: Ema | None
     early_stop: EarlyStop | None
@@ -110,7 +111,9 @@ class Run:
         with self.meter.section("compute"):
             with _named_out_of_memory(step, fixed_size=self.config.micro_batch_size != "auto"):
                 local_loss = self.forward_backward(micro_batches)
-            if self.precision.unscale(self.model, self.optimizer):
+            if isinstance(self.strategy, DeepSpeed):
+                metrics |= self.strategy.step(self.model)
+            elif self.precision.unscale(self.model, self.optimizer):
                 if self.noise is not None and self.state.will_log:
                     metrics |= self._noise_scale()
                 if self.config.clip_norm:
@@ -152,7 +155,11 @@ class Run:
             with self.strategy.accumulate(model, last=number + 1 == len(micro_batches)):
                 with self.precision.autocast(), self.own_time.forward():
                     value = self.loss(model, to_device(batch, device))
-                torch.autograd.backward(value * (weight * self.group.world_size * self.precision.loss_scale))
+                weighted = value * (weight * self.group.world_size * self.precision.loss_scale)
+                if isinstance(self.strategy, DeepSpeed):
+                    self.strategy.backward(model, weighted)
+                else:
+                    torch.autograd.backward(weighted)
             for buffer, before in zip(model.buffers(), kept, strict=bool(kept)):
                 buffer.copy_(before)
             total += value.detach().to(torch.float64) * weight

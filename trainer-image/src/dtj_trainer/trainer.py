@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from dtj_trainer import deepspeed_file
 from dtj_trainer.components.compile import check_compiler
 from dtj_trainer.components.validation import Measure
 from dtj_trainer.config import TrainerConfig
@@ -24,8 +25,10 @@ from dtj_trainer.data.order import rank_bounds
 from dtj_trainer.distributed import config_check
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.distributed.worker_env import WorkerEnv
+from dtj_trainer.errors import ConfigError
 from dtj_trainer.prepare import batch_rule, prepare
 from dtj_trainer.state import State
+from dtj_trainer.strategies import DeepSpeedConfig
 from dtj_trainer.task import Data, Flops, Loss, Task
 from dtj_trainer.telemetry.record import Sink
 
@@ -53,6 +56,11 @@ class Trainer:
         # A batch that is too small is rejected before any rank waits for another.
         if batch_rule(config, self.env) == "Global":
             rank_bounds(config.global_batch_size, self.env.rank, self.env.world_size)
+        if isinstance(config.strategy, DeepSpeedConfig):
+            if batch_rule(config, self.env) != "Global":
+                raise ConfigError("elastic.batch: PerRank does not work with strategy deepspeed: write Global")
+            deepspeed_file.check_installed()
+            deepspeed_file.settle(config, self.env.world_size)
         self.on_start: Callable[[State], None] | None = None
         """Called once by `fit`, after the load and before the first step."""
         if config.cpu_threads:

@@ -1,12 +1,13 @@
 """The contents of a checkpoint as state dicts: what each rank writes, and the template of a load.
 
-Four kinds of content:
+Five kinds of content:
 - sharded: tensors of modules and optimizers, through torch.distributed.checkpoint, so that another
   world size can read them;
 - shared: small state that is the same on every rank (scheduler, scaler, data position), one file by
   rank 0;
 - of a rank: tensors that each rank has for itself (residuals of error feedback), written like the sharded ones;
-- private: small state that each rank has for itself (random number generators), one file a rank.
+- private: small state that each rank has for itself (random number generators), one file a rank;
+- own files: what all ranks write together by another library's means (DeepSpeed's engine).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import io
 import pickle
 import re
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -62,6 +64,23 @@ class RankTensors(Protocol):
     def rank_tensors(self) -> dict[str, torch.Tensor]: ...
 
 
+@runtime_checkable
+class OwnFiles(Protocol):
+    """A part whose files all ranks write and load together by means of its own, such as DeepSpeed's engine."""
+
+    def nonfinite(self) -> str:
+        """Returns the name of a trained tensor that is not finite on this rank; "" if all are."""
+        ...
+
+    def save_files(self, folder: Path) -> None:
+        """Writes the files into a folder that all ranks see, where other files are; a collective."""
+        ...
+
+    def load_files(self, folder: Path) -> None:
+        """Loads the files, which another number of ranks may have written; a collective."""
+        ...
+
+
 class CheckpointState:
     """The named parts of a run's state.
 
@@ -70,10 +89,11 @@ class CheckpointState:
 
     def __init__(self, parts: Mapping[str, object]) -> None:
         for name, part in parts.items():
-            if not isinstance(part, Stateful):
+            if not isinstance(part, (Stateful, OwnFiles)):
                 raise ConfigError(
                     f"state part {name!r} ({type(part).__name__}) has no state_dict/load_state_dict: leave it out"
                 )
+        self.own_files = [part for part in parts.values() if isinstance(part, OwnFiles)]
         self._modules = {k: v for k, v in parts.items() if isinstance(v, nn.Module)}
         self._optimizers = {k: v for k, v in parts.items() if isinstance(v, Optimizer)}
         for submodule in (submodule for module in self._modules.values() for submodule in module.modules()):

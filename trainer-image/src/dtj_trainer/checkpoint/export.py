@@ -95,6 +95,10 @@ def open_tensors(checkpoint: Path, part: str) -> tuple[Mapping[str, torch.Size],
     metas = {key.removeprefix(prefix): meta for key, meta in saved.items() if key.startswith(prefix)}
     if not metas:
         parts = ", ".join(sorted({key.partition(".")[0] for key in saved})[:10])
+        if (checkpoint / "zero_to_fp32.py").is_file():
+            raise ConfigError(
+                f"{checkpoint.name} was saved by DeepSpeed: write python {checkpoint}/zero_to_fp32.py {checkpoint} OUT"
+            )
         raise ConfigError(f"{checkpoint.name} has no part {part!r}; it has {parts or 'no tensors'}")
 
     def read(name: str) -> torch.Tensor:

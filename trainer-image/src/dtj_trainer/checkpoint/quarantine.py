@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dtj_contract import names
 
-_LEFTOVER = re.compile(r"\.(?:incomplete|torn)-step-\d{8,}-a(\d+)$")
+_LEFTOVER = re.compile(r"\.(?:incomplete|torn|universal)-step-\d{8,}-a(\d+)$")
 
 
 def quarantine(torn: Path, attempt: int) -> Path:

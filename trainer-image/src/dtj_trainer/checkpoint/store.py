@@ -100,13 +100,14 @@ class CheckpointStore:
             step=step,
             sharded=staged,
             trained=state.trained_keys(tree),
+            own_files=state.own_files,
             shared=shared,
             private=rng.capture(),
             metrics=metrics,
         )
         self._pending_since = time.monotonic()
         self._pending = BackgroundTask(partial(self._writer.write, work))
-        if not self._config.asynchronous:
+        if not self._config.asynchronous or state.own_files:
             self._wait()
         self.stall_seconds = time.perf_counter() - started
 
@@ -196,6 +197,8 @@ class CheckpointStore:
         for optimizer, zeros in unsaved.items():
             tree[optimizer]["state"].update(zeros)
         state.load_sharded(tree)
+        for part in state.own_files:
+            part.load_files(checkpoint.path)
         state.load_rows(rows, saved_by, self._group)
         self._on_all(lambda: state.load_shared(shared["parts"]))
         if same_world:

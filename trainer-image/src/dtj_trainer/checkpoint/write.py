@@ -7,10 +7,12 @@ gloo group.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -24,7 +26,7 @@ from torch.distributed.tensor import DTensor
 from dtj_contract import names
 from dtj_trainer.checkpoint import folder
 from dtj_trainer.checkpoint.config import CheckpointConfig
-from dtj_trainer.checkpoint.contents import leaves
+from dtj_trainer.checkpoint.contents import OwnFiles, leaves
 from dtj_trainer.checkpoint.files import HashedFiles
 from dtj_trainer.checkpoint.folder import CommittedCheckpoint, FileEntry, Manifest
 from dtj_trainer.checkpoint.planner import SavePlanner
@@ -63,6 +65,8 @@ class Staged:
     step: int
     sharded: StateDict
     """This rank's share of tensors."""
+    own_files: Sequence[OwnFiles] = ()
+    """Parts that write by themselves, while the training waits."""
     trained: Collection[str] = ()
     """Keys of the tensors that must be finite."""
     shared: StateDict
@@ -121,6 +125,10 @@ class Writer:
         try:
             self._on_all_ranks(make_room)
             files = {name: entry for entries in self._on_all_ranks(write) for name, entry in entries.items()}
+            if staged.own_files:
+                self._on_all_ranks(lambda: [part.save_files(incomplete) for part in staged.own_files])
+                for entries in self._on_all_ranks(partial(self._hash_share, incomplete, set(files))):
+                    files |= entries
             manifest = Manifest(
                 step=staged.step,
                 attempt=self.attempt or 0,
@@ -137,9 +145,22 @@ class Writer:
         took = time.monotonic() - started
         return SaveResult(step=staged.step, outcome="committed", path=path, time=manifest.time, write_seconds=took)
 
+    def _hash_share(self, incomplete: Path, known: Collection[str]) -> dict[str, FileEntry]:
+        """Returns entries of this rank's share of the files that are not `known`, which are then on the volume."""
+        paths = sorted(path for path in incomplete.rglob("*") if path.is_file())
+        unknown = [path for path in paths if path.relative_to(incomplete).as_posix() not in known]
+        entries = {}
+        for path in unknown[self.group.rank :: self.group.world_size]:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            folder.sync_folder(path.parent)
+            entries[path.relative_to(incomplete).as_posix()] = folder.digest(path)
+        return entries
+
     def _find_nonfinite(self, staged: Staged) -> str:
         """Returns a message about the first trained tensor that is not finite on any rank; "" if all are."""
         mine = next((key for key, leaf in leaves(staged.sharded) if key in staged.trained and not _finite(leaf)), None)
+        mine = mine or next((name for part in staged.own_files if (name := part.nonfinite())), None)
         found = [f"{key} (of rank {rank})" for rank, key in enumerate(self._gather(mine)) if key is not None]
         return (
             f"{found[0]} is not finite: not saved, because it would replace a checkpoint that is finite"

@@ -10,6 +10,7 @@ from dtj_trainer.strategies.auto import AutoConfig, Choice, ModelFacts, choose
 from dtj_trainer.strategies.base import Strategy, tensor_bytes
 from dtj_trainer.strategies.blocks import blocks, describe_blocks
 from dtj_trainer.strategies.ddp import Ddp, DdpConfig
+from dtj_trainer.strategies.deepspeed import DeepSpeed, DeepSpeedConfig
 from dtj_trainer.strategies.fsdp import Fsdp, FsdpConfig, HsdpConfig
 from dtj_trainer.strategies.initial_weights import Fill, check_not_meta, shapes, stand_in
 from dtj_trainer.strategies.local_sgd import LocalSgd, LocalSgdConfig
@@ -26,6 +27,7 @@ StrategyConfig = (
     | Zero1Config
     | Zero2Config
     | LocalSgdConfig
+    | DeepSpeedConfig
     | AutoConfig
 )
 KINDS: dict[str, type[StrategyConfig]] = {
@@ -38,6 +40,7 @@ KINDS: dict[str, type[StrategyConfig]] = {
     "zero1": Zero1Config,
     "zero2": Zero2Config,
     "local_sgd": LocalSgdConfig,
+    "deepspeed": DeepSpeedConfig,
 }
 
 FLAT = (FsdpScratchConfig, Zero1Config)
@@ -75,6 +78,8 @@ def make(
             return Zero(config, communication)
         case LocalSgdConfig():
             return LocalSgd(config)
+        case DeepSpeedConfig():
+            return DeepSpeed(config)
         case AutoConfig():
             raise ValueError("auto is not a strategy: call auto.choose first")
 
@@ -96,8 +101,8 @@ def _check_communication(config: StrategyConfig, communication: CommunicationCon
 
 
 __all__ = [
-    "FLAT", "KINDS", "AutoConfig", "Choice", "DdpConfig", "DdpScratchConfig", "FsdpConfig", "FsdpScratchConfig",
-    "HsdpConfig", "LocalSgd", "LocalSgdConfig", "ModelFacts", "Strategy", "StrategyConfig", "Zero1Config",
-    "Zero2Config", "blocks", "check_not_meta", "choose", "describe_blocks", "make", "name_of", "shapes", "stand_in",
-    "tensor_bytes",
+    "FLAT", "KINDS", "AutoConfig", "Choice", "DdpConfig", "DdpScratchConfig", "DeepSpeed", "DeepSpeedConfig",
+    "FsdpConfig", "FsdpScratchConfig", "HsdpConfig", "LocalSgd", "LocalSgdConfig", "ModelFacts", "Strategy",
+    "StrategyConfig", "Zero1Config", "Zero2Config", "blocks", "check_not_meta", "choose", "describe_blocks", "make",
+    "name_of", "shapes", "stand_in", "tensor_bytes",
 ]  # fmt: skip

@@ -32,7 +32,7 @@ Train = Callable[[Run], None]
 TORCHRUN, FSDP2, LIGHTNING, ACCELERATE = "torchrun-ddp", "fsdp2", "lightning", "accelerate"
 NEEDS = {LIGHTNING: "lightning", ACCELERATE: "accelerate"}
 """The library of an arm that torch does not bring."""
-STRATEGIES = tuple(name for name in KINDS if name != "auto")
+STRATEGIES = tuple(name for name in KINDS if name not in ("auto", "deepspeed"))
 
 
 def bare(run: Run, wrap: Callable[[nn.Module], nn.Module]) -> None:
