@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +44,11 @@ FILES: dict[str, dict[str, Any]] = {
         "zero_optimization": {"stage": 2},
     },
     "bf16": {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}},
+    "fp16": {"fp16": {"enabled": True}, "zero_optimization": {"stage": 2}},
 }
+
+
+HALF = ("bf16", "fp16")
 
 
 def file(folder: Path, kind: str) -> str:
@@ -58,7 +65,7 @@ def ddp(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]
     return folder, train(folder, SCRIPT, str(folder))[0]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FILES if kind != "bf16"])
+@pytest.mark.parametrize("kind", [kind for kind in FILES if kind not in HALF])
 def test_killed_training_ends_as_the_undisturbed_one_and_as_ddp(
     kind: str, tmp_path: Path, ddp: tuple[Path, dict[str, Any]]
 ) -> None:
@@ -78,10 +85,29 @@ def test_accumulated_micro_batches_give_the_same_steps(tmp_path: Path, ddp: tupl
     assert losses(tmp_path) == pytest.approx(losses(ddp[0]), rel=1e-4)
 
 
-def test_weights_in_bf16_train_nearly_as_in_fp32(tmp_path: Path, ddp: tuple[Path, dict[str, Any]]) -> None:
-    found, _ = train(tmp_path, SCRIPT, str(tmp_path), file(tmp_path, "bf16"))
+@pytest.mark.parametrize("kind", HALF)
+def test_half_precision_trains_nearly_as_fp32(kind: str, tmp_path: Path, ddp: tuple[Path, dict[str, Any]]) -> None:
+    found, _ = train(tmp_path, SCRIPT, str(tmp_path), file(tmp_path, kind))
     assert found["error"] == pytest.approx(ddp[1]["error"], rel=0.05)
     assert found["error"] != ddp[1]["error"]
+
+
+def test_settings_that_deepspeed_rejects_are_named_with_its_reason(tmp_path: Path) -> None:
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps({"zero_optimization": {"stage": 2, "offload_optimizer": ON_CPU}}))
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=1",
+        str(SCRIPT),
+        str(tmp_path),
+        str(path),
+    ]
+    environ = {**os.environ, "STEPS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode != 0
+    assert f"ConfigError: strategy.config {path}: DeepSpeed rejects it: You are using ZeRO-Offload" in done.stderr
 
 
 @pytest.mark.parametrize("kind", ["zero2", "zero3"])

@@ -70,9 +70,12 @@ class DeepSpeed:
                 model_parameters=None if make_optimizer else trained,
                 config=dict(values),
             )
-        except (AssertionError, ValueError, NotImplementedError) as e:
+        except Exception as e:
+            ours = isinstance(e, (AssertionError, ValueError, NotImplementedError))
+            if not ours and not type(e).__module__.startswith("deepspeed."):
+                raise
             reason = " ".join(str(e).split()) or type(e).__name__
-            raise ConfigError(f"strategy.config {self.config}: DeepSpeed rejects it: {reason}") from e
+            raise ConfigError(f"strategy.config {self.config.config}: DeepSpeed rejects it: {reason}") from e
         _cast_inputs(engine)
         return engine, engine.basic_optimizer
 
@@ -88,7 +91,7 @@ class DeepSpeed:
     def step(self, model: Any) -> dict[str, torch.Tensor | float]:
         """Takes the optimizer step, which clips and clears the gradients. Returns metrics of the step."""
         model.step()
-        norm = model.get_global_grad_norm() if model.gradient_clipping() else None
+        norm = model.get_global_grad_norm() if model.gradient_clipping() and model.was_step_applied() else None
         found: dict[str, torch.Tensor | float] = {} if norm is None else {"grad_norm": norm}
         if model.fp16_enabled() and (scale := getattr(model.optimizer, "loss_scale", None)) is not None:
             found["loss_scale"] = float(scale)
