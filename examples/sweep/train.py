@@ -1,7 +1,8 @@
 """A small training with the standard library alone: logistic regression with momentum, which reports to its agent.
 
 The script saves after every 10 steps and on SIGTERM, and continues where it was.
-The loss depends on the arguments alone.
+With `algorithm: pbt` it begins at the state of the trial TUNE_FROM, and trains to the step TUNE_STEPS.
+The loss depends on these and the arguments alone.
 """
 
 import argparse
@@ -65,14 +66,18 @@ def stop(number: int, frame: object) -> None:
 
 
 stopping = False
+last = int(os.environ.get("TUNE_STEPS", flags.steps))
 step, weights, speed = 0, [0.0] * len(truth), [0.0] * len(truth)
-if (folder / "state.json").exists():
-    state = json.loads((folder / "state.json").read_text())
+begin = folder / "state.json"
+if not begin.exists() and "TUNE_FROM" in os.environ:
+    begin = folder.parent / os.environ["TUNE_FROM"] / "state.json"
+if begin.exists():
+    state = json.loads(begin.read_text())
     step, weights, speed = state["step"], state["weights"], state["speed"]
-report(phase="training", step=step, totalSteps=flags.steps, resumedStep=step)
+report(phase="training", step=step, totalSteps=last, resumedStep=step)
 signal.signal(signal.SIGTERM, stop)
 
-while step < flags.steps and not stopping:
+while step < last and not stopping:
     time.sleep(flags.step_seconds)
     batch = random.Random(step).sample(train, 16)
     gradient = [0.0] * len(truth)
@@ -83,11 +88,12 @@ while step < flags.steps and not stopping:
     speed = [flags.momentum * v - rate * g for v, g in zip(speed, gradient, strict=True)]
     step, weights = step + 1, [w + v for w, v in zip(weights, speed, strict=True)]
     now = loss(weights)
-    report(phase="training", step=step, totalSteps=flags.steps, loss=now, metrics={"val_loss": now})
+    report(phase="training", step=step, totalSteps=last, loss=now, metrics={"val_loss": now})
     if step % 10 == 0:
         print(f"step {step} val_loss {now:.4f}", flush=True)
         save()
-if stopping:
+if stopping or step % 10:
     save()
+if stopping:
     sys.exit(128 + signal.SIGTERM)
-report(phase="done", step=step, totalSteps=flags.steps, loss=loss(weights), metrics={"val_loss": loss(weights)})
+report(phase="done", step=step, totalSteps=last, loss=loss(weights), metrics={"val_loss": loss(weights)})

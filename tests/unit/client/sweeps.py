@@ -110,6 +110,16 @@ class TuneRun:
         found: list[str] = job["spec"]["entrypoint"]["args"]
         return found
 
+    def status(self, number: int) -> dict[str, Any]:
+        """Returns a trial's job with the status of its last start; {} before there is one."""
+        path = self.sweep / f"trials/{number:04d}/start-{self.starts().get(number, 0)}/run/status.json"
+        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        return found
+
+    def uid(self, number: int) -> str:
+        """Returns the uid of a trial's run, by which its processes are found."""
+        return str(self.status(number)["metadata"]["uid"])
+
     def saved_step(self, number: int) -> int:
         """Returns the step of the trial's checkpoint, or -1."""
         path = self.sweep / f"volumes/sweep/default/search-{number:04d}/state.json"
@@ -124,6 +134,10 @@ class TuneRun:
             detail=self.output,
         )
         return found[0]
+
+    def until_started(self, number: int) -> None:
+        """Waits until the trial's job has a status."""
+        wait_until(f"a status of trial {number}", lambda: self.status(number), timeout=LONG, detail=self.output)
 
     def kill_rest(self) -> None:
         """Ends all processes, whatever the test's result."""

@@ -91,6 +91,36 @@ def test_a_sweep_creates_adopts_and_suspends_jobs(cluster: ControlPlane, tmp_pat
     assert (tmp_path / "best/best.json").exists()
 
 
+class Hanging(Operator):
+    """Writes that trial 0 has run for long without a step, and that trial 1 waits in a queue for as long."""
+
+    def _advance(self, job: dict[str, Any]) -> None:
+        number = int(job["metadata"]["labels"]["training.dtj.dev/trial"])
+        if number > 1 or job["spec"].get("suspend"):
+            super()._advance(job)
+            return
+        running = {**condition("Running"), "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        if number == 1:
+            running["status"] = "False"
+            self.waited += 1
+            if self.waited > 60:  # three seconds: beyond the deadline
+                super()._advance(job)
+                return
+        status = {"phase": "Running", "conditions": [running]}
+        self._plane.request("PUT", f"{JOBS}/{job['metadata']['name']}/status", {**job, "status": status})
+
+    waited = 0
+
+
+def test_a_job_that_runs_without_a_step_is_suspended_and_fails(cluster: ControlPlane, tmp_path: Path) -> None:
+    engine, store, _ = tuner(tmp_path, sweep(trials=3, stepDeadlineSeconds=1))
+    assert engine.run(Hanging(cluster)) == "all 3 trials are finished"
+    assert [one.trial.state for one in store.details()] == [TrialState.FAILED, *[TrialState.COMPLETE] * 2]
+    assert store.details()[0].message == "no new step for 1 s while its ranks ran (spec.stepDeadlineSeconds)"
+    jobs = {job["metadata"]["name"]: job for job in cluster.request("GET", JOBS)["items"]}
+    assert [name for name, job in jobs.items() if job["spec"].get("suspend")] == ["search-0000"]
+
+
 def test_a_job_of_another_sweep_is_not_taken_over(cluster: ControlPlane, tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / name).mkdir()

@@ -64,7 +64,8 @@ class FileJobs:
             self._write(path, {**json.loads(path.read_text()), "state": JobState.ACTIVE.value})
             return
         args = job["spec"]["entrypoint"]["args"]
-        self._write(path, {"state": JobState.ACTIVE.value, "step": 0, "lr": float(args[args.index("--lr") + 1])})
+        rate = float(args[args.index("--lr") + 1])
+        self._write(path, {"state": JobState.ACTIVE.value, "step": 0, "lr": rate, "args": args})
         with (self._folder / "created").open("a") as created:
             created.write(f"{number}\n")
 
@@ -110,6 +111,11 @@ def tune_with_files(folder: Path, document: dict[str, Any], transactions: int | 
     engine.Engine(parsed, driver.limits_of(parsed, 3), store, FileJobs(folder)).run(Silent())
 
 
+def arguments(folder: Path) -> list[list[str]]:
+    """Returns the arguments of each trial's script."""
+    return [json.loads((folder / f"{number}.json").read_text())["args"] for number in range(8)]
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_a_kill_at_any_transaction_leaves_each_trial_once(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
@@ -133,14 +139,14 @@ def test_a_kill_at_any_transaction_leaves_each_trial_once(tmp_path: Path, seed: 
     assert {state for state, _ in trials.values()} <= {"COMPLETE", "PRUNED"}
     created = (tmp_path / "created").read_text().split()
     assert sorted(map(int, created)) == list(range(8))
-    rates = [json.loads((tmp_path / f"{number}.json").read_text())["lr"] for number in range(8)]
-    assert len(set(rates)) == 8, "a continued sweep has drawn the same random numbers again"
+    given = arguments(tmp_path)
+    assert len({tuple(args) for args in given}) == 8, "a continued sweep has drawn the same random numbers again"
     calm = tmp_path / "calm"
     calm.mkdir()
     undisturbed = FORK.Process(target=tune_with_files, args=(calm, document, None))
     undisturbed.start()
     undisturbed.join(LONG)
-    assert rates == [json.loads((calm / f"{number}.json").read_text())["lr"] for number in range(8)]
+    assert given == arguments(calm), "a trial that was killed while it was drawn has other parameters"
 
 
 def tune_with_jobs(folder: Path) -> None:

@@ -9,10 +9,12 @@ import pytest
 
 from dtj.tune.planner import (
     MAX_FRUITLESS,
+    STALLED_TEXT,
     Action,
     Ask,
     Export,
     Finish,
+    GiveUp,
     Job,
     JobState,
     Limits,
@@ -30,6 +32,8 @@ LIMITS = Limits(trials=4, parallel=2)
 DONE = Trial(number=0, state=TrialState.COMPLETE, value=1.0)
 RUNNING = Trial(number=0)
 ACTIVE = Job(state=JobState.ACTIVE)
+STEPPING = replace(LIMITS, trials=1, step_seconds=60.0)
+STALLED = STALLED_TEXT.format(60)
 FULL = [replace(DONE, number=n, value=float(n)) for n in range(4)]
 
 TABLE: dict[str, tuple[Sweep, list[Action]]] = {
@@ -113,6 +117,47 @@ TABLE: dict[str, tuple[Sweep, list[Action]]] = {
         Sweep(trials=[RUNNING], jobs={0: Job(state=JobState.STOPPED)}, limits=replace(LIMITS, deadline=5.0), now=5.0),
         [Start(0)],
     ),
+    "a trial whose ranks run without a new step is given up": (
+        Sweep(trials=[RUNNING], jobs={0: replace(ACTIVE, since=40.0)}, limits=STEPPING, now=100.0),
+        [GiveUp(0, STALLED)],
+    ),
+    "a trial that has just done a step is not given up": (
+        Sweep(trials=[RUNNING], jobs={0: replace(ACTIVE, since=41.0)}, limits=STEPPING, now=100.0), [],
+    ),
+    "a trial in a queue is not given up": (Sweep(trials=[RUNNING], jobs={0: ACTIVE}, limits=STEPPING, now=9e9), []),
+    "a tuner that has just begun to look gives nothing up": (
+        Sweep(trials=[RUNNING], jobs={0: replace(ACTIVE, since=40.0)}, limits=STEPPING, now=100.0, watched_since=99.0),
+        [],
+    ),
+    "a trial that was given up stops, and reports nothing": (
+        Sweep(trials=[replace(RUNNING, failure="still")], limits=STEPPING, now=100.0,
+              jobs={0: Job(state=JobState.ACTIVE, step=5, value=0.5, since=40.0)}), [Stop(0)],
+    ),
+    "a trial that was given up fails once its job has stopped": (
+        Sweep(trials=[replace(RUNNING, failure="still")], jobs={0: Job(state=JobState.STOPPED)}, limits=STEPPING),
+        [Tell(0, TrialState.FAILED, message="still")],
+    ),
+    "a trial that was given up and completes before it is stopped counts": (
+        Sweep(trials=[replace(RUNNING, failure="still")], limits=STEPPING,
+              jobs={0: Job(state=JobState.COMPLETE, value=0.1)}), [Tell(0, TrialState.COMPLETE, 0.1)],
+    ),
+    "a stop of the sweep gives nothing up": (
+        Sweep(trials=[RUNNING], jobs={0: replace(ACTIVE, since=40.0)}, limits=STEPPING, now=100.0, is_stopping=True),
+        [Stop(0)],
+    ),
+    "a generation is asked for as far as there is room": (
+        Sweep(trials=[DONE], limits=replace(LIMITS, trials=6, generation=3), exported=0), [Ask(), Ask()],
+    ),
+    "the next generation waits for the last trial of this one": (
+        Sweep(trials=[*FULL[:2], Trial(number=2)], jobs={2: ACTIVE}, limits=replace(LIMITS, trials=6, generation=3),
+              exported=0), [],
+    ),
+    "the next generation begins when all trials of this one have ended": (
+        Sweep(trials=FULL[:3], limits=replace(LIMITS, trials=6, generation=3), exported=0), [Ask(), Ask()],
+    ),
+    "the last generation may be smaller": (
+        Sweep(trials=FULL[:3], limits=replace(LIMITS, generation=3), exported=0), [Ask()],
+    ),
     "the best trial is exported once": (
         Sweep(trials=FULL, limits=LIMITS), [Export(0)],
     ),
@@ -140,6 +185,9 @@ def test_plan(sweep: Sweep, actions: list[Action]) -> None:
     assert plan(sweep) == actions
 
 
+NOW = 100.0
+
+
 class World:
     """A storage and jobs that outlive the tuner. `steps` of a job pass at any time."""
 
@@ -156,6 +204,9 @@ class World:
         """Executes one action as the engine does. Returns whether the sweep is at its end."""
         if isinstance(action, Ask):
             number = len(self.trials) if action.number is None else action.number
+            if size := self.limits.generation:
+                before = [self.trials[n] for n in range(number // size * size)]
+                assert all(trial.state is not TrialState.RUNNING for trial in before), "a generation began too early"
             # A kill between the two writes leaves the trial without parameters.
             self.trials[number] = Trial(number=number, is_drawn=self.random.random() < 0.8)
         elif isinstance(action, Start):
@@ -165,6 +216,8 @@ class World:
         elif isinstance(action, Report):
             trial = self.trials[action.number]
             self.trials[action.number] = replace(trial, last_step=action.step, is_pruning=self.random.random() < 0.2)
+        elif isinstance(action, GiveUp):
+            self.trials[action.number] = replace(self.trials[action.number], failure=action.message)
         elif isinstance(action, Stop):
             if self.random.random() < 0.7:
                 self.jobs[action.number] = replace(self.jobs[action.number], state=JobState.STOPPED)
@@ -181,14 +234,17 @@ class World:
             if job.state is JobState.ACTIVE:
                 step = (job.step or 0) + 1
                 ends = [JobState.ACTIVE] * 6 + [JobState.STOPPED, JobState.FAILED, JobState.COMPLETE, JobState.COMPLETE]
-                self.jobs[number] = Job(state=self.random.choice(ends), step=step, value=self.random.random())
+                since = self.random.choice([None, 0.0, NOW])
+                self.jobs[number] = Job(
+                    state=self.random.choice(ends), step=step, value=self.random.random(), since=since
+                )
         self.most_active = max(self.most_active, sum(job.state is JobState.ACTIVE for job in self.jobs.values()))
 
     def run_until_killed(self) -> bool:
         """Plans and executes until the end, or until the tuner is killed between two writes."""
         while True:
             for action in plan(Sweep(trials=list(self.trials.values()), jobs=dict(self.jobs), limits=self.limits,
-                                     exported=self.exported)):  # fmt: skip
+                                     now=NOW, exported=self.exported)):  # fmt: skip
                 if self.execute(action):
                     return True
                 if self.random.random() < 0.05:
@@ -198,7 +254,8 @@ class World:
 
 @pytest.mark.parametrize("seed", range(100))
 def test_a_sweep_killed_at_any_write_has_each_trial_once(seed: int) -> None:
-    world = World(seed, Limits(trials=12, parallel=3))
+    generation = 4 if seed % 2 else None
+    world = World(seed, Limits(trials=12, parallel=3, step_seconds=60.0, generation=generation))
     for _ in range(1000):
         if world.run_until_killed():
             break

@@ -69,6 +69,9 @@ ERRORS = {
         {"type": "int", "min": 1, "max": 2, "arg": "--e", "env": "E"}, r"spec\.parameters\.e: set arg or env, not both",
     ),
     "spec.pruner": ({"name": "hyperband"}, r"spec\.pruner: hyperband needs maxSteps"),
+    "spec.stepDeadlineSeconds": (0, r"spec\.stepDeadlineSeconds: Input should be greater than or equal to 1, not 0"),
+    "spec.algorithm": ({"name": "pbt"}, r"spec\.algorithm: pbt needs population and stepsPerGeneration"),
+    "spec.algorithm.population": (4, r"spec\.algorithm: population and stepsPerGeneration are of pbt"),
     "spec.jobFile": ("job.yaml", "spec: set exactly one of job and jobFile"),
     "spec.maxRanks": (3, r"spec\.maxRanks: 3 is less than the 4 ranks of one trial"),
     "spec.job.spec.replica": (2, r"spec\.job\.spec\.replica: unknown field; did you mean replicas\?"),
@@ -111,6 +114,30 @@ def test_a_variable_stands_where_the_job_has_its_variables() -> None:
         {"name": "A", "value": "1"},
         {"name": "LR", "value": "0.5"},
     ]
+
+
+def pbt() -> dict[str, Any]:
+    document = changed("spec.algorithm", {"name": "pbt", "population": 4, "stepsPerGeneration": 50})
+    document["spec"]["job"]["spec"]["checkpoint"] = {"volume": {"claimName": "shared"}}
+    return document
+
+
+def test_a_trial_of_a_later_generation_gets_its_steps_and_where_it_starts() -> None:
+    job = render.trial_job(load(pbt()), 6, {"lr": 0.01}, begins_at=3)
+    assert job["spec"]["env"] == [{"name": "TUNE_STEPS", "value": "100"}, {"name": "TUNE_FROM", "value": "search-0003"}]
+    first = render.trial_job(load(pbt()), 3, {"lr": 0.01})
+    assert first["spec"]["env"] == [{"name": "TUNE_STEPS", "value": "50"}]
+
+
+def test_pbt_needs_a_volume_that_trials_share_and_no_pruner() -> None:
+    document = pbt()
+    document["spec"]["job"]["spec"]["checkpoint"]["volume"] = {"claimTemplate": {"size": "1Gi"}}
+    with pytest.raises(InputError, match=r"spec\.job\.spec\.checkpoint\.volume: with pbt, .* that all trials share"):
+        load(document)
+    document = pbt()
+    document["spec"]["pruner"] = {"name": "asha"}
+    with pytest.raises(InputError, match="pbt replaces trials that lag behind by itself: omit pruner"):
+        load(document)
 
 
 def test_the_budget_of_ranks_bounds_the_trials_at_once() -> None:

@@ -10,6 +10,7 @@ import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,7 +19,7 @@ from dtj import yaml_text
 from dtj.cluster.client import Cluster, job_path
 from dtj.errors import ClusterError, JobNotFound, NoCluster
 from dtj.local.conditions import is_true
-from dtj.tune.jobs import ended, measured
+from dtj.tune.jobs import ended, last_step_time, measured, running_since
 from dtj.tune.planner import Job, JobState
 from dtj.tune.render import ANNOTATION_SWEEP_UID, LABEL_SWEEP, LABEL_TRIAL, job_name
 from dtj.tune.spec import SweepDocument
@@ -48,6 +49,7 @@ class ClusterTrialJobs:
 
     def observe(self, numbers: Sequence[int]) -> Mapping[int, Job]:
         """Returns the jobs of these trials that exist, as they were last seen while the API server is silent."""
+        is_silent = False
         if numbers:
             query = {"labelSelector": f"{LABEL_SWEEP}={self._sweep.name}"}
             try:
@@ -55,10 +57,14 @@ class ClusterTrialJobs:
             except NoCluster:
                 if time.monotonic() - self._answered > SILENT_SECONDS:
                     raise
+                is_silent = True
             else:
                 self._answered = time.monotonic()
                 self._known = {int(job["metadata"]["labels"][LABEL_TRIAL]): job for job in found if self._is_own(job)}
-        return {number: self._observe(self._known[number]) for number in numbers if number in self._known}
+        found = {number: self._observe(self._known[number]) for number in numbers if number in self._known}
+        if is_silent:  # nobody knows whether a trial stands still
+            return {number: replace(job, since=None) for number, job in found.items()}
+        return found
 
     def start(self, number: int, job: Object) -> None:
         """Creates the job, or resumes it. Raises ClusterError if a job of that name belongs to someone else."""
@@ -99,7 +105,12 @@ class ClusterTrialJobs:
         if (outcome := ended(job, self._metric)) is not None:
             return outcome
         is_stopped = is_true(job, names.SUSPENDED) and job["spec"].get("suspend")
-        return Job(state=JobState.STOPPED if is_stopped else JobState.ACTIVE, step=step, value=value)
+        if is_stopped:
+            return Job(state=JobState.STOPPED, step=step, value=value)
+        since = running_since(job)
+        if since is not None:
+            since = max(since, last_step_time(job) or since)
+        return Job(state=JobState.ACTIVE, step=step, value=value, since=since)
 
     def _is_own(self, job: Object) -> bool:
         metadata = job["metadata"]

@@ -20,7 +20,7 @@ from dtj.tune.jobs import TrialJobs
 from dtj.tune.page import page
 from dtj.tune.planner import Limits
 from dtj.tune.spec import SweepDocument
-from dtj.tune.study import StudyStore
+from dtj.tune.study import StudyStore, reported
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PAGE_SECONDS = 5.0
@@ -83,10 +83,10 @@ def drive(
         view.event(f"{signal.Signals(number).name}: stopping all trials gracefully; a second signal ends dtj at once")
         engine.stop.set()
 
-    with _handled(on_signal):
+    with _handled(on_signal), reported(folder / STORAGE):
         reason = engine.run(writer)
-    state = engine.state()
-    writer.write(state)
+        state = engine.state()
+        writer.write(state)
     return Result(state=state, reason=reason, signal=stopped[0] if stopped else None)
 
 
@@ -99,6 +99,8 @@ def limits_of(sweep: SweepDocument, parallel: int) -> Limits:
         maximize=wanted.objective.direction == "maximize",
         take_best=wanted.objective.value == "best",
         max_failed=wanted.max_failed_trials,
+        step_seconds=wanted.step_deadline_seconds,
+        generation=wanted.algorithm.population if wanted.algorithm.name == "pbt" else None,
     )
 
 

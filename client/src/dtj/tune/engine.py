@@ -15,6 +15,7 @@ from dtj.tune.planner import (
     Ask,
     Export,
     Finish,
+    GiveUp,
     Job,
     JobState,
     Limits,
@@ -27,6 +28,9 @@ from dtj.tune.planner import (
 )
 from dtj.tune.spec import SweepDocument
 from dtj.tune.study import Details, StudyStore
+
+GAP_SECONDS = 60.0
+"""Time between two looks from which on the machine is taken to have slept, so that no trial was seen to stand still."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +91,11 @@ class Engine:
 
     def run(self, observer: Observer) -> str:
         """Runs until the end of the sweep, or until `stop` is set and all trials have stopped. Returns the reason."""
+        looked = watched = time.time()
         while True:
+            if time.time() - looked > GAP_SECONDS + self._jobs.look_seconds:
+                watched = time.time()
+            looked = time.time()
             state = self.state()
             observer.show(state)
             stopping = self.stop.is_set()
@@ -96,7 +104,8 @@ class Engine:
                     trials=[one.trial for one in state.trials],
                     jobs=state.jobs,
                     limits=self._limits,
-                    now=time.time(),
+                    now=looked,
+                    watched_since=watched,
                     is_stopping=stopping,
                     exported=self._exported,
                 )
@@ -105,7 +114,7 @@ class Engine:
                 if isinstance(action, Finish):
                     return action.reason
                 self._execute(action, state, observer)
-            if any(isinstance(action, Ask | Tell) for action in actions):
+            if any(isinstance(action, Ask | GiveUp | Tell) for action in actions):
                 continue  # the next plan has more to do at once
             if stopping:
                 time.sleep(self._jobs.look_seconds)
@@ -118,11 +127,14 @@ class Engine:
         elif isinstance(action, Start):
             again = action.number in state.jobs
             self._jobs.start(action.number, self._job(action.number))
-            observer.event(f"trial {action.number} {'continues' if again else 'starts'}")
+            observer.event(f"trial {action.number} {'continues' if again else self._beginning(action.number)}")
         elif isinstance(action, Report):
             is_active = state.jobs[action.number].state is JobState.ACTIVE
             if self._store.report(action.number, action.step, action.value) and is_active:
                 observer.event(f"trial {action.number} lags behind at step {action.step}: stopping it")
+        elif isinstance(action, GiveUp):
+            self._store.give_up(action.number, action.message)
+            observer.event(f"trial {action.number}: {action.message}: stopping it")
         elif isinstance(action, Stop):
             self._jobs.stop(action.number, self._job(action.number))
         elif isinstance(action, Tell):
@@ -145,4 +157,12 @@ class Engine:
             self._exported = action.number
 
     def _job(self, number: int) -> dict[str, object]:
-        return render.trial_job(self._sweep, number, self._store.params(number))
+        origin = self._store.origin(number)
+        begins_at = None if origin is None else origin.number
+        return render.trial_job(self._sweep, number, self._store.params(number), begins_at=begins_at)
+
+    def _beginning(self, number: int) -> str:
+        origin = self._store.origin(number)
+        if origin is None:
+            return "starts"
+        return f"starts from trial {origin.number}" + (" with changed parameters" if origin.is_changed else "")

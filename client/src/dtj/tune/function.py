@@ -53,6 +53,7 @@ def tune(
     algorithm: Mapping[str, Any] | None = None,
     pruner: Mapping[str, Any] | None = None,
     timeout_seconds: int | None = None,
+    step_deadline_seconds: int = 3600,
     name: str | None = None,
     folder: str | Path | None = None,
     quiet: bool = False,
@@ -70,6 +71,7 @@ def tune(
         algorithm: Fields of `spec.algorithm`; tpe by default.
         pruner: Fields of `spec.pruner`; none by default.
         timeout_seconds: Seconds after which no further trial starts.
+        step_deadline_seconds: Seconds without a report after which a trial is stopped, and fails.
         name: Of the search; by default that of the function.
         folder: Folder of the search; by default .dtj/sweeps/NAME.
         quiet: Whether events are not printed.
@@ -87,6 +89,7 @@ def tune(
             "trials": trials,
             "parallel": parallel,
             "timeoutSeconds": timeout_seconds,
+            "stepDeadlineSeconds": step_deadline_seconds,
             "algorithm": {**(algorithm or {})},
             "pruner": {**(pruner or {})},
             "job": _job(reference(objective), space, ranks),

@@ -35,6 +35,12 @@ class Trial:
         self.world_size = int(environ.get("WORLD_SIZE", "1"))
         self.folder = Path(environ.get("DTJ_CHECKPOINT_DIR", "."))
         """Folder of the trial. The same after a restart, so an objective that saves there can continue."""
+        origin = environ.get("TUNE_FROM")
+        self.begins_at = self.folder.parent / origin if origin else None
+        """With pbt, the folder of the trial that this one starts from, unless its own folder has a later state."""
+        steps = environ.get("TUNE_STEPS")
+        self.steps = int(steps) if steps else None
+        """With pbt, the step to which the trial trains."""
         self._metric = metric
         self._socket = environ.get("DTJ_AGENT_SOCKET")
         self._attempt = int(environ.get("DTJ_ATTEMPT", "0"))

@@ -11,6 +11,7 @@ from dtj.tune.planner import Job, JobState
 from dtj.tune.spec import STEP_METRICS
 from dtj_contract import names
 from dtj_core.plan.model import Object
+from dtj_core.plan.times import unix
 
 
 class TrialJobs(Protocol):
@@ -39,6 +40,19 @@ def measured(job: Object, metric: str) -> tuple[int | None, float | None]:
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         return progress.get("step"), None
     return progress.get("step"), float(value)
+
+
+def last_step_time(job: Object) -> float | None:
+    """Returns the time of the last report of a step, None if there was none."""
+    return unix((job.get("status", {}).get("progress") or {}).get("time"))
+
+
+def running_since(job: Object) -> float | None:
+    """Returns the time since which all ranks run, None if they do not."""
+    for condition in job.get("status", {}).get("conditions") or ():
+        if condition["type"] == names.RUNNING and condition["status"] == "True":
+            return unix(condition.get("lastTransitionTime"))
+    return None
 
 
 def ended(job: Object, metric: str) -> Job | None:

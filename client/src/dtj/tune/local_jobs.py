@@ -17,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,16 @@ from typing import Any
 from dtj import yaml_text
 from dtj.errors import LocalRunError
 from dtj.local import processes, volumes
-from dtj.tune.jobs import ended, measured
+from dtj.local.cluster import DEFAULT_GRACE_SECONDS
+from dtj.tune.jobs import ended, last_step_time, measured
 from dtj.tune.planner import Job, JobState
 from dtj.tune.trial_process import EXIT, RUN
 from dtj_core import api
 from dtj_core.plan.model import Object
 
 LOOK_SECONDS = 0.25
+KILL_SECONDS = 60.0
+"""Seconds beyond the pods' grace period after which a process that was asked to stop is killed."""
 REJECTED = ("1", "2")
 """Exit codes of a `dtj run` that this machine or the job's file keeps from running."""
 TAIL_BYTES = 4000
@@ -48,7 +52,9 @@ class LocalTrialJobs:
         self._best = folder / "best"
         self._metric = metric
         self._children: list[subprocess.Popen[bytes]] = []
-        self._stopped: set[tuple[int, int]] = set()
+        self._stopped: dict[tuple[int, int], float] = {}
+        """When each start of a trial was asked to stop."""
+        self.kill_seconds = KILL_SECONDS
 
     def observe(self, numbers: Sequence[int]) -> Mapping[int, Job]:
         """Returns the jobs of these trials that were started."""
@@ -86,21 +92,18 @@ class LocalTrialJobs:
                 )
 
     def stop(self, number: int, job: Object) -> None:
-        """Sends SIGTERM once to the process of the trial: `dtj run` then stops its workers gracefully."""
+        """Sends SIGTERM once to the process of the trial: `dtj run` then stops its workers gracefully.
+
+        Later calls send SIGKILL once the workers' grace period is long over; its reaper then ends the workers.
+        """
         folder = self._folder(number)
-        start = len(_starts(folder))
-        pid = _pid(folder)
-        if pid is None or (number, start) in self._stopped:
-            return  # a second signal would stop the workers at once
-        with contextlib.suppress(ProcessLookupError):
-            handle = os.pidfd_open(pid)
-            try:
-                # The lock is still held, so the handle is not that of another process with the same id.
-                if _is_held(folder):
-                    signal.pidfd_send_signal(handle, signal.SIGTERM)
-                    self._stopped.add((number, start))
-            finally:
-                os.close(handle)
+        start = number, len(_starts(folder))
+        asked = self._stopped.get(start)
+        if asked is not None:  # a second SIGTERM would stop the workers at once
+            if time.monotonic() - asked > _grace_seconds(job) + self.kill_seconds:
+                _signal(folder, signal.SIGKILL)
+        elif _signal(folder, signal.SIGTERM):
+            self._stopped[start] = time.monotonic()
 
     def export(self, number: int, job: Object, details: Mapping[str, object]) -> None:
         """Copies job, parameters and newest checkpoint of a trial to best/, which is replaced as a whole."""
@@ -143,7 +146,8 @@ class LocalTrialJobs:
         job = _status(starts[-1])
         step, value = measured(job, self._metric)
         if is_active:
-            return Job(state=JobState.ACTIVE, step=step, value=value)
+            since = max(starts[-1].stat().st_mtime, last_step_time(job) or 0.0)
+            return Job(state=JobState.ACTIVE, step=step, value=value, since=since)
         if (outcome := ended(job, self._metric)) is not None:
             return outcome
         if _text(starts[-1] / EXIT).strip() in REJECTED:
@@ -182,6 +186,32 @@ def _pid(folder: Path) -> int | None:
     """Returns the id of the process that holds the lock, or None if there is none, or none has written it yet."""
     text = _text(folder / "lock").strip()
     return int(text) if text.isdecimal() and _is_held(folder) else None
+
+
+def _signal(folder: Path, number: signal.Signals) -> bool:
+    """Signals the process of a trial. Returns whether there is one."""
+    pid = _pid(folder)
+    if pid is None:
+        return False
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        # The lock is still held, so the handle is not that of another process with the same id.
+        if not _is_held(folder):
+            return False
+        signal.pidfd_send_signal(handle, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def _grace_seconds(job: Object) -> float:
+    template = (job["spec"].get("template") or {}).get("spec") or {}
+    return float(template.get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS))
 
 
 def _starts(folder: Path) -> list[Path]:

@@ -14,6 +14,7 @@ from typing import Literal
 
 MAX_FRUITLESS = 10
 """Starts in a row of a trial's job that ended without an outcome, and without a step beyond those of earlier starts."""
+STALLED_TEXT = "no new step for {:.0f} s while its ranks ran (spec.stepDeadlineSeconds)"
 NO_JOB_TEXT = "its job ended {} times in a row without an outcome and without a new step; its output shows why"
 
 
@@ -49,6 +50,8 @@ class Trial:
     """Whether the trial has a value for each parameter. A kill while they were drawn leaves it without some."""
     is_pruning: bool = False
     """Whether the pruner has decided against the trial. The mark is written before its job is stopped."""
+    failure: str = ""
+    """Why the trial fails although its job has no outcome. This mark, too, is written before its job is stopped."""
     last_step: int | None = None
     """Step of the last intermediate value."""
     best: float | None = None
@@ -67,6 +70,8 @@ class Job:
     """Value of the objective's metric at `step`."""
     message: str = ""
     """Why the job failed."""
+    since: float | None = None
+    """Time of the last step, or of the start after it. None: the ranks do not run, such as in a queue."""
     fruitless: int = 0
     """Starts in a row without an outcome and without a new step, while it is STOPPED."""
 
@@ -85,6 +90,10 @@ class Limits:
     """Failed trials after which no further trial starts."""
     deadline: float | None = None
     """Time after which no further trial starts."""
+    step_seconds: float | None = None
+    """Seconds without a new step after which a trial whose ranks run is stopped, and fails."""
+    generation: int | None = None
+    """Trials of a generation, which begins when all trials of the one before have ended. None: no generations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +117,14 @@ class Report:
     number: int
     step: int
     value: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Mark a trial whose job stands still, so that the trial fails."""
+
+    number: int
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +158,7 @@ class Finish:
     reason: str
 
 
-Action = Ask | Start | Report | Stop | Tell | Export | Finish
+Action = Ask | Start | Report | GiveUp | Stop | Tell | Export | Finish
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,6 +170,8 @@ class Sweep:
     """Jobs of the running trials by number; a trial without an entry has none."""
     limits: Limits
     now: float = 0.0
+    watched_since: float = 0.0
+    """Time since which the jobs have been looked at without a gap, as the tuner's own machine may have slept."""
     is_stopping: bool = False
     """Whether the user has asked to stop."""
     exported: int | None = None
@@ -176,8 +195,10 @@ def plan(sweep: Sweep) -> list[Action]:
         if (end := _end(trial, job, sweep.limits)) is not None:
             actions.append(end)
         elif job.state is JobState.ACTIVE:
-            if trial.is_pruning or sweep.is_stopping:
+            if trial.is_pruning or trial.failure or sweep.is_stopping:
                 actions.append(Stop(trial.number))
+            elif (message := _stalled(job, sweep)) is not None:
+                actions.append(GiveUp(trial.number, message))
         elif not sweep.is_stopping and room > 0:
             actions.append(Start(trial.number))
             room -= 1
@@ -191,8 +212,7 @@ def plan(sweep: Sweep) -> list[Action]:
     ending = sum(isinstance(action, Tell) and action.state is TrialState.FAILED for action in actions)
     closed = _closed(sweep, ending)
     if closed is None:
-        left = sweep.limits.trials - len(sweep.trials)
-        actions += [Ask()] * max(0, min(room, left))
+        actions += [Ask()] * max(0, min(room, _left(sweep, bool(running))))
     best = _best(sweep)
     if best is not None and best != sweep.exported:
         actions.append(Export(best))
@@ -224,7 +244,7 @@ def _best(sweep: Sweep) -> int | None:
 
 def _report(trial: Trial, job: Job) -> Iterator[Report]:
     """Yields the value of a step beyond the last one; after a recovery, the same steps come again."""
-    if trial.is_pruning or job.step is None or job.value is None or not math.isfinite(job.value):
+    if trial.is_pruning or trial.failure or job.step is None or job.value is None or not math.isfinite(job.value):
         return
     if trial.last_step is None or job.step > trial.last_step:
         yield Report(trial.number, job.step, job.value)
@@ -240,6 +260,8 @@ def _end(trial: Trial, job: Job, limits: Limits) -> Tell | None:
         return Tell(number, TrialState.FAILED, message=job.message or "completed without a value of the objective")
     if job.state is JobState.ACTIVE:
         return None
+    if trial.failure:
+        return Tell(number, TrialState.FAILED, message=trial.failure)
     if trial.is_pruning:  # stopped, failed while it was stopped, or never begun
         return Tell(number, TrialState.PRUNED)
     if job.state is JobState.FAILED:
@@ -247,6 +269,25 @@ def _end(trial: Trial, job: Job, limits: Limits) -> Tell | None:
     if job.state is JobState.STOPPED and job.fruitless >= MAX_FRUITLESS:
         return Tell(number, TrialState.FAILED, message=NO_JOB_TEXT.format(job.fruitless))
     return None
+
+
+def _stalled(job: Job, sweep: Sweep) -> str | None:
+    """Returns why an active job stands still, or None if it does not."""
+    limit = sweep.limits.step_seconds
+    if limit is None or job.since is None or sweep.now - max(job.since, sweep.watched_since) < limit:
+        return None
+    return STALLED_TEXT.format(limit)
+
+
+def _left(sweep: Sweep, is_any_running: bool) -> int:
+    """Returns how many trials may be created beside those that exist."""
+    left, size = sweep.limits.trials - len(sweep.trials), sweep.limits.generation
+    if size is None:
+        return left
+    begun = len(sweep.trials) % size
+    if begun == 0 and is_any_running:
+        return 0  # the next generation depends on the results of this one
+    return min(left, size - begun)
 
 
 def _closed(sweep: Sweep, ending: int) -> str | None:

@@ -17,6 +17,9 @@ LABEL_SWEEP = names.GROUP + "/sweep"
 LABEL_TRIAL = names.GROUP + "/trial"
 ANNOTATION_SWEEP_UID = names.GROUP + "/sweep-uid"
 
+ENV_STEPS, ENV_FROM = "TUNE_STEPS", "TUNE_FROM"
+"""pbt: the step to which a trial trains, and the job whose checkpoint it starts from; both for the script to read."""
+
 Value = bool | int | float | str
 
 
@@ -30,8 +33,10 @@ def text(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def trial_job(sweep: SweepDocument, number: int, params: Mapping[str, Value]) -> Object:
-    """Returns the job of a trial."""
+def trial_job(
+    sweep: SweepDocument, number: int, params: Mapping[str, Value], *, begins_at: int | None = None
+) -> Object:
+    """Returns the job of a trial, which with pbt begins at the checkpoint of the trial `begins_at`."""
     job = copy.deepcopy(sweep.spec.job) or {}
     metadata = {**(job.get("metadata") or {}), "name": job_name(sweep.name, number)}
     metadata["labels"] = {**(metadata.get("labels") or {}), LABEL_SWEEP: sweep.name, LABEL_TRIAL: str(number)}
@@ -41,6 +46,11 @@ def trial_job(sweep: SweepDocument, number: int, params: Mapping[str, Value]) ->
             _set_variable(spec, parameter.env, text(params[name]))
         else:
             _add_argument(spec, parameter.arg or f"--{name}", text(params[name]))
+    algorithm = sweep.spec.algorithm
+    if algorithm.population and algorithm.steps_per_generation:
+        _set_variable(spec, ENV_STEPS, str((1 + number // algorithm.population) * algorithm.steps_per_generation))
+        if begins_at is not None:
+            _set_variable(spec, ENV_FROM, job_name(sweep.name, begins_at))
     return {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "spec": spec}
 
 
@@ -69,6 +79,12 @@ def check(sweep: SweepDocument, path: str) -> api.DistributedTrainingJob:
         raise InputError("\n".join(lines)) from error
     if checked.spec.suspend:
         raise InputError(f"{path}: spec.job.spec.suspend: no trial would start; omit it")
+    volume = checked.spec.checkpoint.volume if checked.spec.checkpoint else None
+    if sweep.spec.algorithm.name == "pbt" and (volume is None or volume.claim_template):
+        raise InputError(
+            f"{path}: spec.job.spec.checkpoint.volume: with pbt, a trial starts from the checkpoint of another one: "
+            "name a volume that all trials share"
+        )
     return checked
 
 

@@ -114,11 +114,23 @@ class Objective(Model):
 class Algorithm(Model):
     """The way in which parameters are drawn."""
 
-    name: Literal["tpe", "random"] = "tpe"
+    name: Literal["tpe", "random", "pbt"] = "tpe"
     seed: int = Field(default=0, ge=0, le=2**31 - 1)
     """The parameters of a trial depend on the seed, its number and the trials that are known by then."""
     startup_trials: int = Field(default=10, ge=1)
     """tpe: trials that are drawn at random before the model is used."""
+    population: int | None = Field(default=None, ge=2, le=1024)
+    """pbt: trials of a generation. Required there."""
+    steps_per_generation: int | None = Field(default=None, ge=1)
+    """pbt: steps by which each generation trains further than the one before. Required there."""
+
+    @model_validator(mode="after")
+    def _needs(self) -> Algorithm:
+        if self.name == "pbt" and (self.population is None or self.steps_per_generation is None):
+            raise ValueError("pbt needs population and stepsPerGeneration")
+        if self.name != "pbt" and (self.population is not None or self.steps_per_generation is not None):
+            raise ValueError("population and stepsPerGeneration are of pbt: write name: pbt")
+        return self
 
 
 class Pruner(Model):
@@ -159,6 +171,8 @@ class SweepSpec(Model):
     """Failed trials after which no further trial starts."""
     timeout_seconds: int | None = Field(default=None, ge=1)
     """Seconds from the begin of the sweep after which no further trial starts."""
+    step_deadline_seconds: int = Field(default=3600, ge=1)
+    """Seconds without a new step after which a trial whose ranks run is stopped, and fails."""
     algorithm: Algorithm = Algorithm()
     pruner: Pruner = Pruner()
     job: dict[str, Any] | None = None
@@ -170,6 +184,12 @@ class SweepSpec(Model):
     def _one_job(self) -> SweepSpec:
         if (self.job is None) == (self.job_file is None):
             raise ValueError("set exactly one of job and jobFile")
+        return self
+
+    @model_validator(mode="after")
+    def _no_pruner(self) -> SweepSpec:
+        if self.algorithm.name == "pbt" and self.pruner.name != "none":
+            raise ValueError("pbt replaces trials that lag behind by itself: omit pruner")
         return self
 
 

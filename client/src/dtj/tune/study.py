@@ -6,18 +6,21 @@ any moment leaves a state from which the planner continues.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import random
 import sys
 import time
 import uuid
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dtj.errors import InputError, LocalRunError
-from dtj.tune import spec
+from dtj.tune import pbt, spec
 from dtj.tune.planner import Trial, TrialState
 from dtj.tune.render import Value
 from dtj.tune.spec import ChoiceParameter, FloatParameter, IntParameter, SweepDocument
@@ -36,11 +39,11 @@ except ModuleNotFoundError as error:
         f"{error.name} is not installed for {sys.executable}: dtj tune needs Optuna: pip install 'optuna>=5,<6'"
     ) from error
 
-PRUNING, MESSAGE = "dtj:pruning", "dtj:message"  # user attributes of a trial
+PRUNING, FAILURE, MESSAGE = "dtj:pruning", "dtj:failure", "dtj:message"  # user attributes of a trial
 DOCUMENT, UID, BEGIN = "dtj:document", "dtj:uid", "dtj:begin"  # user attributes of the study
 BUSY_SECONDS = 60.0
 """Time for which SQLite waits for a reader that holds the file, such as optuna-dashboard."""
-CHANGEABLE = ("trials", "parallel", "maxRanks", "maxFailedTrials", "timeoutSeconds", "pruner")
+CHANGEABLE = ("trials", "parallel", "maxRanks", "maxFailedTrials", "timeoutSeconds", "stepDeadlineSeconds", "pruner")
 """Fields that may change when a sweep continues. Others would make its trials incomparable."""
 _SEED_STRIDE = 1_000_003  # a prime, so that sweeps with neighbouring seeds share no trial
 _STATES = {
@@ -63,6 +66,16 @@ class Details:
     message: str
 
 
+@contextlib.contextmanager
+def reported(path: Path) -> Iterator[None]:
+    """Reports an error of the storage in one line, as LocalRunError."""
+    try:
+        yield
+    except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        cause = error if isinstance(error, sqlalchemy.exc.SQLAlchemyError) else error.__cause__ or error
+        raise LocalRunError(f"{path} can't be used as the sweep's storage: {cause.args[0]}") from error
+
+
 class StudyStore:
     """Reads and writes the study. Raises InputError if the file holds another sweep than `sweep`."""
 
@@ -71,7 +84,7 @@ class StudyStore:
         self._sweep = sweep
         self._maximize = sweep.spec.objective.direction == "maximize"
         self._distributions = {name: _distribution(one) for name, one in sweep.spec.parameters.items()}
-        try:
+        with reported(path):
             storage = optuna.storages.get_storage(
                 optuna.storages.RDBStorage(
                     f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": BUSY_SECONDS}}
@@ -85,15 +98,13 @@ class StudyStore:
                 pruner=_pruner(sweep),
                 load_if_exists=True,
             )
-        except sqlalchemy.exc.DatabaseError as error:
-            raise LocalRunError(f"{path} can't be used as the sweep's storage: {error.args[0]}") from error
-        known = self._study.user_attrs
-        for name, value in ((UID, uuid.uuid4().hex), (BEGIN, time.time())):
-            if name not in known:
-                self._study.set_user_attr(name, value)
-        self._study.set_user_attr(DOCUMENT, json.dumps(spec.written(sweep)))
-        self.uid: str = self._study.user_attrs[UID]
-        self.begin: float = self._study.user_attrs[BEGIN]
+            known = self._study.user_attrs
+            for name, value in ((UID, uuid.uuid4().hex), (BEGIN, time.time())):
+                if name not in known:
+                    self._study.set_user_attr(name, value)
+            self._study.set_user_attr(DOCUMENT, json.dumps(spec.written(sweep)))
+            self.uid: str = self._study.user_attrs[UID]
+            self.begin: float = self._study.user_attrs[BEGIN]
 
     def _check_known(self, storage: Any, path: Path) -> None:
         """Raises InputError if the file holds a sweep with another search, so that its trials can't be continued."""
@@ -125,6 +136,7 @@ class StudyStore:
             state=state,
             is_drawn=self._distributions.keys() <= frozen.params.keys(),
             is_pruning=PRUNING in frozen.user_attrs,
+            failure=str(frozen.user_attrs.get(FAILURE, "")),
             last_step=frozen.last_step,
             best=(max if self._maximize else min)(seen, default=None),
             value=frozen.value if state is TrialState.COMPLETE else None,
@@ -133,6 +145,14 @@ class StudyStore:
         return Details(
             trial=trial, params=dict(frozen.params), values=dict(frozen.intermediate_values), message=message
         )
+
+    def origin(self, number: int) -> pbt.Origin | None:
+        """Returns the trial whose checkpoint this one starts from; None unless pbt has begun a second generation."""
+        algorithm = self._sweep.spec.algorithm
+        if algorithm.population is None:
+            return None
+        trials = [self._details(frozen).trial for frozen in self._study.get_trials(deepcopy=False)]
+        return pbt.origin(number, trials, population=algorithm.population, seed=algorithm.seed, maximize=self._maximize)
 
     def params(self, number: int) -> dict[str, Value]:
         """Returns the parameters of a trial, all of which were drawn."""
@@ -169,6 +189,10 @@ class StudyStore:
         trial.set_user_attr(PRUNING, step)
         return True
 
+    def give_up(self, number: int, message: str) -> None:
+        """Marks a trial that is to fail once its job has stopped."""
+        self._study._storage.set_trial_user_attr(self._frozen(number)._trial_id, FAILURE, message)
+
     def tell(self, number: int, state: TrialState, value: float | None, message: str) -> None:
         """Writes the end of a trial."""
         if message:
@@ -182,10 +206,43 @@ class StudyStore:
     def _sampler(self, number: int) -> optuna.samplers.BaseSampler:
         """Returns a sampler whose seed depends on the trial, so that a continued sweep repeats no random numbers."""
         algorithm = self._sweep.spec.algorithm
-        seed = (algorithm.seed * _SEED_STRIDE + number) % 2**32
-        if algorithm.name == "random":
-            return optuna.samplers.RandomSampler(seed=seed)
-        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=algorithm.startup_trials)
+        if algorithm.name == "tpe":
+            seed = (algorithm.seed * _SEED_STRIDE + number) % 2**32
+            return optuna.samplers.TPESampler(seed=seed, n_startup_trials=algorithm.startup_trials)
+        origin = self.origin(number)
+        before = {} if origin is None else self.params(origin.number)
+        return _Sampler(self._sweep, number, before, is_changed=origin is not None and origin.is_changed)
+
+
+class _Sampler(optuna.samplers.BaseSampler):
+    """Draws each parameter by random numbers of its own, so that a trial that was half drawn gets the same values.
+
+    With pbt, `before` are the parameters of the trial that this one starts from.
+    """
+
+    def __init__(self, sweep: SweepDocument, number: int, before: dict[str, Value], *, is_changed: bool) -> None:
+        self._sweep = sweep
+        self._number = number
+        self._before = before
+        self._is_changed = is_changed
+
+    def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, BaseDistribution]:
+        return {}
+
+    def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:
+        return {}
+
+    def sample_independent(
+        self, study: Any, trial: Any, param_name: str, param_distribution: BaseDistribution
+    ) -> Value | None:
+        dice = random.Random(f"{self._sweep.spec.algorithm.seed}/{self._number}/{param_name}")
+        kept = self._before.get(param_name)
+        if kept is not None and self._is_changed:
+            kept = pbt.changed(kept, self._sweep.spec.parameters[param_name], dice)
+        if kept is not None:
+            return kept
+        sampler = optuna.samplers.RandomSampler(seed=dice.getrandbits(32))
+        return sampler.sample_independent(study, trial, param_name, param_distribution)  # type: ignore[no-any-return]
 
 
 def _pruner(sweep: SweepDocument) -> optuna.pruners.BasePruner:
