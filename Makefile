@@ -51,7 +51,7 @@ test-e2e: venv cluster-ready ## run the tests on kind: install the chart, kill r
 	@$(TESTS) e2e --durations=30 -- -s -m e2e tests/e2e tests/integration
 
 .PHONY: test-long
-test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults, 10,000 specs, frameworks, engines, Kueue, schedulers, policies, the dashboard, the terraform modules, a sweep that is killed 20 times, another torch and Kubernetes
+test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults, 10,000 specs, frameworks, engines, Kueue, schedulers, policies, the dashboard, the terraform modules, sweeps that are killed, here and on kind, another torch and Kubernetes
 	@DTJ_SIMULATOR_SEEDS=$(or $(SEEDS),100000) $(PY) -m pytest -q -n 2 tests/unit/agent/test_simulator.py
 	@DTJ_PLANNER_SEEDS=$(or $(PLANNER_SEEDS),20000) $(PY) -m pytest -q -n 2 tests/unit/operator/test_simulator.py
 	@for group in plain spare elastic; do $(PY) -m tests.chaos --slow --faults $(or $(FAULTS),300) --group $$group || exit 1; done
@@ -71,6 +71,7 @@ test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults,
 	@$(MAKE) --no-print-directory test-dashboard
 	@$(MAKE) --no-print-directory test-terraform
 	@DTJ_TUNE_KILLS=$(or $(TUNE_KILLS),20) $(PY) -m pytest -q -s tests/unit/client/test_tune_kills.py
+	@$(PY) -m pytest -q -s tests/e2e/on_sweep.py
 	@$(MAKE) --no-print-directory test-frameworks-kind
 	@$(MAKE) --no-print-directory test-engines-kind
 	@./hack/test_long.sh
