@@ -145,6 +145,11 @@ benchmark-pauses: venv ## run a script that pauses for 30 minutes and count fals
 	@$(PY) -m benchmarks.pauses --minutes $(or $(MINUTES),30) --out benchmarks/pauses/results.json
 	@$(PY) -m benchmarks.pauses --render
 
+.PHONY: benchmark-tune
+benchmark-tune: venv ## run a sweep of 40 trials undisturbed, killed 5 times and with ASHA; update its README (12 minutes)
+	@$(PY) -m benchmarks.tune --trials $(or $(TRIALS),1) --out benchmarks/tune/results.json
+	@$(PY) -m benchmarks.tune --render
+
 .PHONY: benchmark-group
 benchmark-group: venv ## let all members of groups of 64 to 4,096 fail at once; update its README (20 minutes)
 	@$(PY) -m benchmarks.group --trials $(or $(TRIALS),20) --out benchmarks/group/results.json
