@@ -44,6 +44,7 @@ class Group:
 
     def __init__(self, pods: int, step_seconds: float) -> None:
         self.pods = pods
+        self.python = sys.executable
         self.folder = Path(tempfile.mkdtemp(prefix="rb-"))
         (self.folder / "log").mkdir()
         self.mark = uuid.uuid4().hex
@@ -83,10 +84,14 @@ class Group:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def spawn(self, name: str, arguments: list[str], **environment: str) -> subprocess.Popen[bytes]:
+        """Starts Python as a process of the trial in a session of its own."""
+        return self.execute(name, [self.python, *arguments], **environment)
+
+    def execute(self, name: str, command: list[str], **environment: str) -> subprocess.Popen[bytes]:
         """Starts a process of the trial in a session of its own."""
         with (self.folder / f"{name}.out").open("ab") as out:
             process = subprocess.Popen(
-                [sys.executable, *arguments], env=self.environment | environment, cwd=self.folder,
+                command, env=self.environment | environment, cwd=self.folder,
                 stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
             )  # fmt: skip
         # NVRx waits until a killed rank is no zombie any more.
