@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs tests/engines with the real packages: one environment for each engine in build/engines-venv, on top of .venv.
-# `hack/engines.sh jax -k orbax` runs a part of one engine's tests.
+# `hack/engines.sh jax -k orbax` runs a part of one engine's tests. `hack/engines.sh --install [NAME]` only creates them.
 set -eu
 cd "$(dirname "$0")/.."
 # The packages are those of the engines' images.
@@ -8,6 +8,8 @@ packages() {
     cat "requirements/engines/$1.in" 2>/dev/null \
         || { echo "hack/engines.sh: no engine $1: write horovod, jax, ray or tensorflow" >&2; exit 2; }
 }
+install=
+if [ "${1:-}" = --install ]; then install=yes; shift; fi
 case ${1:-} in
     "" | -*) engines="jax tensorflow horovod ray" ;;
     *) engines=$1; shift ;;
@@ -31,5 +33,6 @@ for engine in $engines; do
         fi
         echo "$wanted" > "$here/.stamp"
     fi
+    [ -z "$install" ] || continue
     "$here/bin/python" -m pytest -q tests/engines/on_engines.py -k "$engine" "$@"
 done
