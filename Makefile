@@ -188,6 +188,13 @@ benchmark-warm-restart: venv ## kill a rank of each framework's script and time 
 	@build/frameworks-venv/bin/python -m benchmarks.warm_restart --trials $(or $(TRIALS),12) --out benchmarks/warm_restart/results.json
 	@build/frameworks-venv/bin/python -m benchmarks.warm_restart --render
 
+.PHONY: benchmark-engines
+benchmark-engines: venv ## kill a rank under each engine and its framework's own launcher; update its README (4 hours)
+	@./hack/engines.sh --install
+	@./hack/frameworks.sh --install
+	@$(PY) -m benchmarks.engines --trials $(or $(TRIALS),10) --out benchmarks/engines/results.json
+	@$(PY) -m benchmarks.engines --render
+
 .PHONY: figures
 figures: venv ## train both examples and draw their curves into docs/figures
 	@$(PY) hack/figures.py
