@@ -30,8 +30,8 @@ NOTES = {
     ),
     "starting": (
         "Writes of the operator about a job until its status shows that its pods run, from the audit log, without"
-        " leases. Here kube-controller-manager is not limited. Six are the least with a NetworkPolicy: four children, and"
-        " a status when they exist and when the pods run. The peers create no NetworkPolicy."
+        " leases. Here kube-controller-manager is not limited. Six are the least with a NetworkPolicy: four children,"
+        " and a status when they exist and when the pods run. The peers create no NetworkPolicy."
     ),
     "scale": "From the first create until every job has its children; the memory has the pods, which are pending.",
     "listening": "The age is how old the progress in a status is before it is written again; the worst of all jobs.",
