@@ -54,6 +54,40 @@ def test_zipapp_without_settings_exits_with_2_and_names_the_variable(tmp_path: P
     assert "DTJ_REPLICAS is not set" in run.stdout
 
 
+def test_start_compiles_nothing_with_the_python_that_has_built_the_zipapp(tmp_path: Path) -> None:
+    build(str(tmp_path / "agent.pyz"))
+    code = """
+import builtins, sys
+real = compile
+def of_texts(source, name, *args, **kwargs):
+    assert not name.endswith(".py"), f"{name} is compiled"
+    return real(source, name, *args, **kwargs)
+builtins.compile = of_texts
+sys.path.insert(0, sys.argv[1])
+import dtj_agent.agent, dtj_contract.names
+assert dtj_agent.agent.__file__.startswith(sys.argv[1])
+"""
+    command = [sys.executable, "-I", "-S", "-c", code, str(tmp_path / "agent.pyz")]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    assert run.returncode == 0, run.stderr
+
+
+def test_another_python_runs_the_sources_of_the_zipapp(tmp_path: Path) -> None:
+    build(str(tmp_path / "agent.pyz"))
+    with (
+        zipfile.ZipFile(tmp_path / "agent.pyz") as ours,
+        zipfile.ZipFile(tmp_path / "other.pyz", "w", zipfile.ZIP_DEFLATED) as other,
+    ):
+        for name in ours.namelist():
+            data = ours.read(name)
+            other.writestr(name, b"\1\2\r\n" + data[4:] if name.endswith(".pyc") else data)
+    run = subprocess.run(
+        [sys.executable, str(tmp_path / "other.pyz"), "--", "true"], env={}, capture_output=True, text=True, timeout=150
+    )
+    assert run.returncode == 2
+    assert "DTJ_REPLICAS is not set" in run.stdout
+
+
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
 def test_sources_parse_as_python_3_9(source: Path) -> None:
     """The parser checks the grammar; annotations are strings (PEP 563), so only code that runs must exist in 3.9."""
