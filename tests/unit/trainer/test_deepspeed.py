@@ -138,14 +138,15 @@ def test_rest_of_the_file_is_taken_as_it_is(file: Path) -> None:
     assert settle(file, {"optimizer": {"type": "AdamW"}}).has_optimizer
 
 
-def test_file_that_is_missing_or_no_json_is_named(file: Path) -> None:
+def test_file_that_is_missing_or_no_json_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"strategy.config .*ds_config.json: No such file"):
         deepspeed_file.settle(config(file), 4)
     file.write_text("{")
     with pytest.raises(ConfigError, match=r"ds_config.json is not valid JSON"):
         deepspeed_file.settle(config(file), 4)
-    with pytest.raises(ConfigError, match=r"strategy.config is missing: write a path"):
-        build(TrainerConfig, {"steps": 3, "strategy": "deepspeed"})
+    monkeypatch.chdir(file.parent)
+    with pytest.raises(ConfigError, match=r"ds_config.json is not valid JSON"):
+        deepspeed_file.settle(build(TrainerConfig, {"steps": 3, "strategy": "deepspeed"}), 4)
 
 
 def test_missing_package_is_named_before_any_rank_is_waited_for(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

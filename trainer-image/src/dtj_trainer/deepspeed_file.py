@@ -136,7 +136,7 @@ def _batches(file: Mapping[str, Any], config: TrainerConfig, world_size: int, pa
             f'{path}: {BATCH}={given}, but global_batch_size={whole}: write one size, or {BATCH}: "auto" in the file'
         )
     wanted = config.micro_batch_size
-    assert wanted != "auto"  # TrainerConfig rejects it
+    assert not isinstance(wanted, str)  # TrainerConfig rejects auto
     micro = _agreed(file, MICRO, "micro_batch_size", wanted, path)
     share = -(-whole // world_size)
     steps = _number(file, STEPS, path)

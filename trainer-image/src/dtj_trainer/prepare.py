@@ -43,7 +43,7 @@ from dtj_trainer.errors import ConfigError
 from dtj_trainer.run import Run, ranked_by_validation
 from dtj_trainer.state import State
 from dtj_trainer.strategies import StrategyConfig
-from dtj_trainer.strategies.deepspeed import restore_rates
+from dtj_trainer.strategies.deepspeed import EngineSchedule, restore_rates
 from dtj_trainer.task import Data, Task, scalar_loss
 from dtj_trainer.telemetry.flops import try_count_flops
 from dtj_trainer.telemetry.gpu import peak_flops
@@ -118,7 +118,7 @@ def prepare(
     strategy = strategies.make(strategy_config, config.blocks, config.communication, fill)
     config_check.check(strategies.shapes(model), group)
     model = strategy.wrap(model, group)
-    engine = None
+    engine: deepspeed_file.Started | None = None
     if isinstance(strategy, strategies.DeepSpeed):
         engine = deepspeed_file.start(strategy, model, task, config, group)
         model, optimizer, micro_batch_size = engine.model, engine.optimizer, engine.micro_batch_size
@@ -126,11 +126,15 @@ def prepare(
         optimizer = task.optimizer(model) if task.optimizer else make_optimizer(model, config.optimizer)
     if isinstance(strategy_config, strategies.FLAT):
         check_element_wise(optimizer, strategies.name_of(strategy_config))
-    scheduler = (engine and engine.schedule) or make_scheduler(task, optimizer, config, env, order, total_steps)
+    scheduler: LRScheduler | EngineSchedule
+    if engine is not None and engine.schedule is not None:
+        scheduler = engine.schedule
+    else:
+        scheduler = make_scheduler(task, optimizer, config, env, order, total_steps)
     early_stop = EarlyStop(config.early_stop) if config.early_stop else None
     ema = Ema(model, config.ema_decay) if config.ema_decay else None
     trained: dict[str, object] = {"model": model, "optimizer": optimizer}
-    if engine:
+    if engine is not None:
         trained = {"deepspeed": engine.files}
     saved = {**trained, "scheduler": scheduler, "data": order, "precision": precision}
     queue: GradientQueue | None = getattr(strategy, "queue", None)
@@ -140,7 +144,7 @@ def prepare(
     saved |= {name: value for name, value in optional.items() if value is not None}
     settings = config.state
     # Between two exchanges a snapshot would be one rank's own, and it has no state of DeepSpeed.
-    if local is not None or engine:
+    if local is not None or engine is not None:
         settings = replace(settings, checkpoint=replace(settings.checkpoint, snapshot_every_steps=0))
     state = State.attach(settings, env, group, **saved)
     run: Run

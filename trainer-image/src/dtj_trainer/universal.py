@@ -14,6 +14,7 @@ The file and rank.py may be copied beside a script whose image lacks this packag
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
@@ -25,11 +26,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-try:
-    from dtj_trainer import rank
-except ImportError:  # both files were copied
-    import rank  # type: ignore[no-redef]
 
+def _import_rank() -> Any:
+    try:
+        return importlib.import_module("dtj_trainer.rank")
+    except ImportError:  # both files were copied
+        return importlib.import_module("rank")
+
+
+rank = _import_rank()
 TAG = "deepspeed"
 """The name of the engine's files within a checkpoint."""
 _SHARD = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt$")

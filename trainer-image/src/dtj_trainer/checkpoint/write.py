@@ -122,11 +122,15 @@ class Writer:
                 files.save(staged.shared, incomplete / SHARED_FILE)
             return files.entries
 
+        def save_own() -> None:
+            for part in staged.own_files:
+                part.save_files(incomplete)
+
         try:
             self._on_all_ranks(make_room)
             files = {name: entry for entries in self._on_all_ranks(write) for name, entry in entries.items()}
             if staged.own_files:
-                self._on_all_ranks(lambda: [part.save_files(incomplete) for part in staged.own_files])
+                self._on_all_ranks(save_own)
                 for entries in self._on_all_ranks(partial(self._hash_share, incomplete, set(files))):
                     files |= entries
             manifest = Manifest(

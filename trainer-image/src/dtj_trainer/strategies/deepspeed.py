@@ -27,7 +27,7 @@ from dtj_trainer.errors import ConfigError
 class DeepSpeedConfig:
     """DeepSpeed, with the file that `deepspeed.initialize` gets."""
 
-    config: Path
+    config: Path = Path("ds_config.json")
     """The JSON file. Sizes of batches, gradient_clipping and the optimizer may be left out there, and are then those
     of the run; "auto" is the same for the numbers."""
 
