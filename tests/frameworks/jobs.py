@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def scaled_run(folder: Path, job: Path, logs: list[str] | None = None) -> dict[s
 
     def scale() -> None:
         for attempt, pods in ((1, 1), (2, 2)):
-            wait_until(f"attempt {attempt} trains", lambda number=attempt: has_trained(number), timeout=LIMIT)
+            wait_until(f"attempt {attempt} trains", partial(has_trained, attempt), timeout=LIMIT)
             command = [sys.executable, "-m", "dtj.main", "scale", str(run_dir), "--replicas", str(pods)]
             subprocess.run(command, check=True, timeout=LIMIT)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from dtj_trainer import deepspeed_file
 from dtj_trainer.checkpoint.export import open_tensors
@@ -170,7 +171,7 @@ def test_ranks_of_a_checkpoint_are_counted_by_its_files(tmp_path: Path) -> None:
 
 
 def test_export_of_a_checkpoint_of_deepspeed_names_its_program(tmp_path: Path) -> None:
-    torch.distributed.checkpoint.save({"other": {"x": torch.zeros(1)}}, checkpoint_id=tmp_path, no_dist=True)
+    save({"other": {"x": torch.zeros(1)}}, checkpoint_id=tmp_path, no_dist=True)
     (tmp_path / "zero_to_fp32.py").touch()
     with pytest.raises(ConfigError, match=r"was saved by DeepSpeed: write python .*zero_to_fp32.py"):
         open_tensors(tmp_path, "model")

@@ -197,8 +197,8 @@ class CheckpointStore:
         for optimizer, zeros in unsaved.items():
             tree[optimizer]["state"].update(zeros)
         state.load_sharded(tree)
-        for part in state.own_files:
-            part.load_files(checkpoint.path)
+        for own in state.own_files:
+            own.load_files(checkpoint.path)
         state.load_rows(rows, saved_by, self._group)
         self._on_all(lambda: state.load_shared(shared["parts"]))
         if same_world:
