@@ -98,7 +98,7 @@ def engines(chosen: Sequence[str] = ()) -> dict[str, str]:
     Returns the references by name. Raises ProvisionError.
     """
     base, base_id = _ground(_remembered())
-    references = {}
+    references: dict[str, str] = {}
     for name in chosen or recipes.ENGINES:
         image = recipes.ENGINES[name]
         references |= _publish([image], base, base_id)
@@ -107,7 +107,7 @@ def engines(chosen: Sequence[str] = ()) -> dict[str, str]:
 
 
 def _publish(images: Sequence[Image], base: str, base_id: str) -> dict[str, str]:
-    references = {}
+    references: dict[str, str] = {}
     for image in images:
         with tempfile.TemporaryDirectory(prefix="dtj-image-") as place:
             context = Path(place)
