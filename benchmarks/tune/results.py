@@ -36,6 +36,9 @@ def render(circumstances: str, trials: Sequence[Trial]) -> str:
             notes.append(
                 "Kills: " + "; ".join(f"{kind} at {at} results ({met})" for at, kind, met in trial["kills"]) + "."
             )
+    for arm in ARMS:
+        if all(trial["arm"] != arm for trial in trials):
+            rows.append([arm, "not measured yet", *[""] * (len(COLUMNS) - 2)])
     return markdown(TITLE, COLUMNS, rows, *notes, circumstances)
 
 

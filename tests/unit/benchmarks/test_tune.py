@@ -56,6 +56,8 @@ def test_table_has_a_row_for_each_sweep_and_the_kills() -> None:
     text = results.render("here", [trial(results.ASHA), trial(results.KILLED), trial(results.CALM)])
     assert [line.split(" | ")[0] for line in text.splitlines()[4:7]] == ["| undisturbed", "| killed 5 times", "| ASHA"]
     assert "Kills: sweep at 4 results (met); " in text
+    assert "not measured yet" not in text
+    assert "| killed 5 times | not measured yet |" in results.render("here", [trial(results.CALM)])
 
 
 def test_plan_has_five_kills_in_the_order_of_results() -> None:
