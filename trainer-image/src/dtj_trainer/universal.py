@@ -37,6 +37,8 @@ def _import_rank() -> Any:
 rank = _import_rank()
 TAG = "deepspeed"
 """The name of the engine's files within a checkpoint."""
+CONVERT_SECONDS = 1800
+"""Deadline of a conversion: as long as the other ranks wait for it by default, the timeout of a process group."""
 _SHARD = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt$")
 
 
@@ -114,7 +116,10 @@ def convert(folder: Path, converted: Path) -> str:
     converted.mkdir()
     program = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
     paths = ["--input_folder", str(folder / TAG), "--output_folder", str(converted / TAG)]
-    done = subprocess.run([*program, *paths], capture_output=True, text=True)
+    try:
+        done = subprocess.run([*program, *paths], capture_output=True, text=True, timeout=CONVERT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"ds_to_universal has not ended within {CONVERT_SECONDS} s"
     return "" if done.returncode == 0 else "\n".join((done.stdout + done.stderr).splitlines()[-10:])
 
 
