@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from dtj_trainer import deepspeed_file
+from dtj_trainer import deepspeed_file, universal
 from dtj_trainer.checkpoint.export import open_tensors
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.config_parser import build
@@ -175,3 +175,12 @@ def test_export_of_a_checkpoint_of_deepspeed_names_its_program(tmp_path: Path) -
     (tmp_path / "zero_to_fp32.py").touch()
     with pytest.raises(ConfigError, match=r"was saved by DeepSpeed: write python .*zero_to_fp32.py"):
         open_tensors(tmp_path, "model")
+
+
+def test_conversion_that_hangs_ends_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging = tmp_path / "hanging.sh"
+    hanging.write_text("#!/bin/sh\nexec sleep 600\n")
+    hanging.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(hanging))
+    monkeypatch.setattr(universal, "CONVERT_SECONDS", 0.2)
+    assert "has not ended within 0.2 s" in universal.convert(tmp_path, tmp_path / "converted")
