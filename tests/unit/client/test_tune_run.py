@@ -69,10 +69,13 @@ def test_more_trials_are_added_to_a_finished_sweep_and_another_space_is_rejected
 
 
 def test_the_pruner_stops_a_trial_gracefully(tuning: Begin) -> None:
-    lr = {"type": "choice", "values": [1.0, 1e-6]}
     steps = 200
     document = sweep(steps=steps, step_seconds=0.1, trials=6, pruner={"name": "median", "startupTrials": 0})
-    document["spec"]["parameters"]["lr"] = lr
+    # With another momentum, one of two trials with lr 1 would be worse than the median of both.
+    document["spec"]["parameters"] = {
+        name: {"type": "choice", "values": values}
+        for name, values in {"lr": [1.0, 1e-6], "momentum": [0.5], "decay": ["none"]}.items()
+    }
     run = tuning(document)
     run.begin()
     number = wait_until(

@@ -31,12 +31,12 @@ def test_threads_that_send_the_copies_count_and_the_training_does_not() -> None:
     clock = BesideClock()
     clock.begin()
     assert in_thread(clock.end) < 0.02, "the first one"
-    burn(SHORTEST)
+    burn(20 * SHORTEST)  # the start of a thread is little of it
     clock.begin()
     in_thread(lambda: burn(0.1))
     burn(0.2)
     cost = in_thread(lambda: (burn(0.05), clock.end())[1])
-    assert 0.14 < cost < 0.19
+    assert 0.1 < cost < 0.25, "0.15 s, neither 0.05 s of its own thread nor 0.35 s of all"
 
 
 def test_what_other_threads_use_without_a_snapshot_is_subtracted() -> None:
