@@ -8,6 +8,7 @@ tenth of a second and not in the seconds that importing torch takes on a busy ma
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -48,6 +49,7 @@ def _child(
     os.dup2(fd, 2)
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - lives as long as the process
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    faulthandler.register(signal.SIGUSR1)  # also in the loader's workers, which are forked
     if callable(target):
         target(*arguments)
     else:
@@ -66,14 +68,32 @@ class Ranks:
         return self.logs[rank].read_text()
 
     def everything(self) -> str:
-        return "\n".join(f"--- rank {r}\n{self.output(r)[-3000:]}" for r in range(len(self.logs)))
+        return "\n".join(f"--- rank {r}\n{self.output(r)[-6000:]}" for r in range(len(self.logs)))
 
     def wait(self, seconds: float = DEADLINE) -> list[int | None]:
-        """Returns the exit codes by rank; None for a rank that still runs at the deadline."""
+        """Returns the exit codes by rank; None for a rank that still runs at the deadline.
+
+        Makes such a rank and its children write their stacks to its log.
+        """
         deadline = time.monotonic() + seconds
         for p in self.processes:
             p.join(max(0.0, deadline - time.monotonic()))
-        return [p.exitcode for p in self.processes]
+        codes = [p.exitcode for p in self.processes]
+        for p in self.processes:
+            if p.is_alive():
+                self._write_stacks(p)
+        return codes
+
+    def _write_stacks(self, process: ForkServerProcess) -> None:
+        log = self.logs[self.processes.index(process)]
+        assert process.pid is not None, "it was started"
+        for pid in [process.pid, *_children(process.pid)]:
+            with log.open("a") as file:
+                print(f"Stacks of process {pid}:", file=file)
+            size = log.stat().st_size
+            with contextlib.suppress(OSError, AssertionError):  # it ends just now
+                os.kill(pid, signal.SIGUSR1)
+                wait_until("its stacks", lambda size=size: log.stat().st_size > size, timeout=5.0)  # type: ignore[misc]
 
     def wait_until(self, condition: Callable[[], bool], timeout: float = DEADLINE) -> None:
         """Waits for `condition`. Raises AssertionError if all ranks end before it is met."""
@@ -91,6 +111,15 @@ class Ranks:
         for p in self.processes:
             if p.pid is not None and p.is_alive():
                 os.kill(p.pid, number)
+
+
+def _children(parent: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(stat.parent.name))
+    return found
 
 
 @contextlib.contextmanager
