@@ -81,14 +81,21 @@ def test_helm_upgrade_test_and_rollback_leave_a_running_job_alone(
 ) -> None:
     """`helm test` completes a job of gloo and leaves nothing behind.
 
+    A job that is created between both gets its agent in a volume, and recovers from the loss of its pod.
     The upgrade and the rollback replace the operator's pods and no pod of the job, whose losses are the oracle's.
     """
     job = make_job(entrypoint={"module": "dtj_trainer.examples.digits", "args": slowed(400)}).create()
     job.until_step(5)
     pods, first = uids(job), leader(operator)["metadata"]["uid"]
     # With an image of the user's, the test's job fails unless its ranks import torch.
-    upgrade(test__image=images["trainer"], log__level="debug", resyncSeconds="60")
+    changed = {"log__level": "debug", "agent__delivery": "image-volume"}
+    upgrade(test__image=images["trainer"], resyncSeconds="60", **changed)
     second = leader(operator, other_than=[first])["metadata"]["uid"]
+    new = make_job("delivered", replicas=1, entrypoint={"module": "dtj_trainer.examples.digits", "args": slowed(60)})
+    new.create().until_step(5)
+    assert "initContainers" not in new.pods()["delivered-0"]["spec"], "its agent is in a volume"
+    new.kubectl("delete", "pod", "delivered-0", "--wait=false")
+    assert new.wait("Complete", 180)["status"]["restarts"]["pod"] == 1
     there = everything(operator)
     succeeded, text = helm_test()
     assert succeeded

@@ -10,7 +10,18 @@ import pytest
 
 from dtj_core.plan.node_signs import SickNodeSettings
 from dtj_operator import rbac, settings
-from tests.integration.chart.kit import NAMESPACE, Object, arguments_of, hooks, of_kind, pod, render, rights
+from tests.integration.chart.kit import (
+    CHART,
+    NAMESPACE,
+    Object,
+    arguments_of,
+    helm,
+    hooks,
+    of_kind,
+    pod,
+    render,
+    rights,
+)
 from tests.integration.chart.pss import violations
 
 # Flags that make no sense in a pod of the cluster.
@@ -54,6 +65,16 @@ def test_value_reaches_the_operator(chosen: Object, field: str, expected: Any, t
     key.write_bytes(b"k" * 64)
     arguments = [a.replace("/etc/dtj/master-key/key", str(key)) for a in flags(chosen)]
     assert getattr(settings.parse(arguments, {}), field) == expected
+
+
+def test_images_as_volumes_are_rejected_where_kubernetes_is_too_old(tmp_path: Path) -> None:
+    chosen = {"agent.delivery": "image-volume"}
+    assert arguments_of(render(chosen), tmp_path).settings.agent_delivery == "image-volume"
+    command = ["template", "dtj", str(CHART), "--set", "agent.delivery=image-volume", "--kube-version"]
+    assert helm(*command, "v1.35.0").returncode == 0
+    refused = helm(*command, "v1.34.9")
+    assert "agent.delivery=image-volume needs Kubernetes 1.35 or later, and this is v1.34.9" in refused.stderr
+    assert refused.returncode != 0
 
 
 def test_agents_may_listen_on_ipv6_alone(tmp_path: Path) -> None:

@@ -93,6 +93,13 @@ def test_pull_secrets_of_the_agent_are_a_list_of_names(key: Path) -> None:
     assert settings.parse([*given, "--agent-pull-secrets=a,b"], {}).settings.agent_pull_secrets == ("a", "b")
 
 
+def test_agent_is_delivered_by_an_init_container_unless_the_flag_says_otherwise(key: Path) -> None:
+    given = ["--agent-image", "i", "--master-key-file", str(key)]
+    assert settings.parse(given, {}).settings.agent_delivery == "init-container"
+    variable = {"DTJ_OPERATOR_AGENT_DELIVERY": "image-volume"}
+    assert settings.parse(given, variable).settings.agent_delivery == "image-volume"
+
+
 @pytest.mark.parametrize("text", ["", "cpu", "cpu=", "=1", "cpu=1,", "cpu=lots", "cpu=1;memory=2", "cpu=-1"])
 def test_malformed_agent_resources_are_rejected_with_a_remedy(text: str) -> None:
     with pytest.raises(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dtj_contract import names
 from dtj_core.plan import plan
+from dtj_core.plan.job import Job
 from dtj_core.plan.model import Observed
+from dtj_core.plan.pod_template import pod_template
 from tests.unit.plan.objects import (
     NOW,
     SETTINGS,
@@ -51,6 +54,18 @@ def test_agent_is_copied_from_the_operator_image() -> None:
     first = pod_spec(**template({"initContainers": [{"name": "mine", "image": "x"}]}))["initContainers"]
     assert [(c["name"], c["image"]) for c in first] == [("dtj-agent", "dtj-operator:test"), ("mine", "x")]
     assert first[0]["command"] == ["cp", "/dtj/agent.pyz", "/dtj/bin/agent.pyz"]
+
+
+def test_agents_image_is_a_volume_if_the_installation_delivers_it_so() -> None:
+    settings = replace(SETTINGS, agent_delivery="image-volume", image_pull_policy="IfNotPresent")
+    spec = template({"initContainers": [{"name": "mine", "image": "x"}]})
+    pod = pod_template(Job.from_object(job(**spec)), settings, {}, 1)["spec"]
+    assert [container["name"] for container in pod["initContainers"]] == ["mine"]
+    [volume] = [volume for volume in pod["volumes"] if volume["name"] == "dtj-agent"]
+    assert volume["image"] == {"reference": "dtj-operator:test", "pullPolicy": "IfNotPresent"}
+    [mount] = [mount for mount in pod["containers"][0]["volumeMounts"] if mount["name"] == "dtj-agent"]
+    assert mount == {"name": "dtj-agent", "mountPath": "/dtj/bin", "subPath": "dtj", "readOnly": True}
+    assert "initContainers" not in pod_template(Job.from_object(job()), settings, {}, 1)["spec"]
 
 
 def test_variables_of_a_job_may_name_those_of_the_operator() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,6 +76,13 @@ def test_rejection_names_the_field_of_the_job(case: str, spec: dict[str, Any], m
     assert (before, field in named) == (message, True)
     if not field and case != "the template's image":
         assert named == "", "what the operator itself adds is no field of the job"
+
+
+def test_init_container_has_its_own_index_where_the_operator_adds_none() -> None:
+    settings = replace(SETTINGS, agent_delivery="image-volume")
+    of_user = Job.from_object(job(**template({"initContainers": [{"name": "i"}]})))
+    explained = explain(f"{POD}initContainers[0].image: Required value", of_user, settings)
+    assert str(explained).endswith("; in the job: spec.template.spec.initContainers[0].image")
 
 
 @pytest.mark.parametrize("spec", [{"env": [{"name": "A"}, {"name": ""}]}, template(env=[{"name": "A"}, {"name": ""}])])

@@ -4,14 +4,16 @@ controller.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from dtj_contract import names
-from dtj_core.plan import plan
-from dtj_core.plan.model import Apply, Nudge, Observed
+from dtj_core.plan import children, plan
+from dtj_core.plan.job import Job
+from dtj_core.plan.model import AgentDelivery, Apply, Nudge, Observed
 from dtj_core.plan.times import rfc3339
 from tests.unit.plan.objects import NOW, SETTINGS, agent, condition, job, pod, pods, service, started
 
@@ -101,6 +103,17 @@ def test_repair_after_an_upgrade_keeps_the_groups_agent_image(edited: bool) -> N
     assert body["spec"]["replicas"] == 3
     assert agent_image(body) == "dtj-operator:test"
     assert body["metadata"]["annotations"][names.ANNOTATION_AGENT_IMAGE] == "dtj-operator:test"
+
+
+@pytest.mark.parametrize(("before", "after"), list(itertools.permutations(get_args(AgentDelivery))))
+def test_repair_delivers_the_agent_as_the_groups_pods_have_it(before: Any, after: Any) -> None:
+    stored, _ = started()
+    settings = replace(SETTINGS, agent_delivery=before)
+    child = made(2)
+    child["spec"] |= {"template": children.stateful_set(Job.from_object(stored), settings, 1)["spec"]["template"]}
+    body = applied(look(child, settings=replace(NEWER, agent_delivery=after)), "StatefulSet")
+    pod, live = body["spec"]["template"]["spec"], child["spec"]["template"]["spec"]
+    assert (pod["volumes"], pod.get("initContainers")) == (live["volumes"], live.get("initContainers"))
 
 
 def test_repair_without_annotation_keeps_the_live_agent_image() -> None:

@@ -168,6 +168,10 @@ class Plan:
     wait for an event."""
 
 
+AgentDelivery = Literal["init-container", "image-volume"]
+"""How the agent gets into a pod: an init container copies it out of its image, or the image is a volume of the pod."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Decisions of the operator's own installation about children.
@@ -176,8 +180,8 @@ class Settings:
     """
 
     agent_image: str
-    """Image from which the init container copies /dtj/agent.pyz into the pod (the operator's own
-    image)."""
+    """Image with /dtj/agent.pyz for every pod (the operator's own image)."""
+    agent_delivery: AgentDelivery = "init-container"
     master_key: bytes = field(repr=False)
     """The job's agent secret is HMAC-SHA256(master_key, job uid): derived when needed, so no Secret
     has to be read."""

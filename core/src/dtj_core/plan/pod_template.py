@@ -14,7 +14,7 @@ from dtj_core.api.claim_template import claim_name
 from dtj_core.api.v1alpha1 import find_trainer_container
 from dtj_core.plan.agent_environment import agent_environment
 from dtj_core.plan.job import Job
-from dtj_core.plan.model import Object, Settings
+from dtj_core.plan.model import AgentDelivery, Object, Settings
 from dtj_core.plan.node_affinity import exclude_nodes
 
 # User "nonroot" of distroless images, and of ours.
@@ -23,7 +23,7 @@ GRACE_SECONDS = 30
 # Until the pods of a node that does not respond are evicted. Kubernetes' own default is 300.
 NODE_LOST_SECONDS = 30
 NODE_LOST_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-AGENT_IN_OPERATOR_IMAGE = "/dtj/agent.pyz"
+AGENT_FOLDER_IN_OPERATOR_IMAGE = "dtj"
 
 
 def pod_template(
@@ -42,9 +42,10 @@ def pod_template(
         _spread(pod, job.name)
     _trainer(job, settings, pod, trainer, attempt_floor)
     _pull_secrets(pod, settings)
-    pod["initContainers"] = [_agent_installer(settings), *(pod.get("initContainers") or ())]
-    pod["volumes"] = [*(pod.get("volumes") or ()), *_volumes(job, trainer)]
-    for container in (*pod["containers"], *pod["initContainers"]):
+    if settings.agent_delivery == "init-container":
+        pod["initContainers"] = [_agent_installer(settings), *(pod.get("initContainers") or ())]
+    pod["volumes"] = [*(pod.get("volumes") or ()), *_volumes(job, settings, trainer)]
+    for container in (*pod["containers"], *(pod.get("initContainers") or ())):
         _restrict(container)
     trainer["securityContext"].setdefault("readOnlyRootFilesystem", True)
     (metadata.get("annotations") or {}).pop(names.ANNOTATION_AVOIDED_NODES, None)  # not the user's
@@ -152,7 +153,7 @@ def _trainer(job: Job, settings: Settings, pod: Object, trainer: Object, attempt
             {"name": names.AGENT_PORT_NAME, "containerPort": settings.agent_port, "protocol": "TCP"},
         ]
     mounts = [
-        {"name": names.VOLUME_AGENT, "mountPath": names.AGENT_DIR, "readOnly": True},
+        _agent_mount(settings),
         {"name": names.VOLUME_STATE, "mountPath": names.STATE_DIR},
         {"name": names.VOLUME_SECRET, "mountPath": names.SECRET_DIR, "readOnly": True},
         *({"name": volume, "mountPath": path} for volume, path in _scratch(trainer).items()),
@@ -160,6 +161,13 @@ def _trainer(job: Job, settings: Settings, pod: Object, trainer: Object, attempt
     if job.spec.checkpoint:
         mounts.append({"name": names.VOLUME_CHECKPOINT, "mountPath": job.spec.checkpoint.mount_path.rstrip("/")})
     trainer["volumeMounts"] = [*(trainer.get("volumeMounts") or ()), *mounts]
+
+
+def _agent_mount(settings: Settings) -> Object:
+    mount: Object = {"name": names.VOLUME_AGENT, "mountPath": names.AGENT_DIR, "readOnly": True}
+    if settings.agent_delivery == "image-volume":
+        mount["subPath"] = AGENT_FOLDER_IN_OPERATOR_IMAGE
+    return mount
 
 
 def _scratch(trainer: Object) -> dict[str, str]:
@@ -172,10 +180,10 @@ def _scratch(trainer: Object) -> dict[str, str]:
     return {volume: path for volume, path in wanted.items() if path not in taken}
 
 
-def _volumes(job: Job, trainer: Object) -> list[Object]:
+def _volumes(job: Job, settings: Settings, trainer: Object) -> list[Object]:
     ours = {mount["name"] for mount in trainer["volumeMounts"]}
     volumes: list[Object] = [
-        {"name": names.VOLUME_AGENT, "emptyDir": {}},
+        {"name": names.VOLUME_AGENT, **_agent_source(settings)},
         {"name": names.VOLUME_STATE, "emptyDir": {}},
         {"name": names.VOLUME_SECRET, "secret": {"secretName": job.secret_name, "defaultMode": 0o440}},
         {"name": names.VOLUME_TMP, "emptyDir": {}},
@@ -200,6 +208,23 @@ def _volumes(job: Job, trainer: Object) -> list[Object]:
     return [volume for volume in volumes if volume["name"] in ours]
 
 
+def _agent_source(settings: Settings) -> Object:
+    """Returns the source of the agent's volume."""
+    if settings.agent_delivery == "init-container":
+        return {"emptyDir": {}}
+    image: Object = {"reference": settings.agent_image}
+    if settings.image_pull_policy:
+        image["pullPolicy"] = settings.image_pull_policy
+    return {"image": image}
+
+
+def delivery_of(template: Object) -> AgentDelivery:
+    """Returns how the pods of this template, which is in the cluster, get the agent."""
+    volumes = (template.get("spec") or {}).get("volumes") or ()
+    found = any(volume.get("name") == names.VOLUME_AGENT and volume.get("image") for volume in volumes)
+    return "image-volume" if found else "init-container"
+
+
 def _shm_limit(job: Job) -> Object:
     return {} if job.spec.shm_size is None else {"sizeLimit": job.spec.shm_size}
 
@@ -209,7 +234,7 @@ def _agent_installer(settings: Settings) -> Object:
     installer: Object = {
         "name": names.INIT_CONTAINER,
         "image": settings.agent_image,
-        "command": ["cp", AGENT_IN_OPERATOR_IMAGE, names.AGENT_PATH],
+        "command": ["cp", f"/{AGENT_FOLDER_IN_OPERATOR_IMAGE}/agent.pyz", names.AGENT_PATH],
         "volumeMounts": [{"name": names.VOLUME_AGENT, "mountPath": names.AGENT_DIR}],
         "securityContext": {"runAsNonRoot": True, "readOnlyRootFilesystem": True},
     }

@@ -68,8 +68,9 @@ def _in_pod(job: Job, field: str) -> str:
 def _in_job(job: Job, path: str, settings: Settings) -> Iterator[str]:
     """Yields the path in the job for a path in the pod; nothing if the part of the pod is the operator's."""
     if found := _INIT_CONTAINER.fullmatch(path):
-        if index := int(found[1]):
-            yield f"{IN_TEMPLATE}.initContainers[{index - 1}]{found[2]}"
+        index = int(found[1]) - (settings.agent_delivery == "init-container")  # ours is the first
+        if index >= 0:
+            yield f"{IN_TEMPLATE}.initContainers[{index}]{found[2]}"
     elif found := _VOLUME.fullmatch(path):
         yield from _volume(job, int(found[1]), found[2])
     elif found := _CONTAINER.fullmatch(path):

@@ -10,6 +10,7 @@ from dtj_core.plan import avoided_nodes, children, network_policy
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Annotate, Apply, Object, Observed, Settings
 from dtj_core.plan.placement import read_placement
+from dtj_core.plan.pod_template import delivery_of
 
 
 def repairs(
@@ -55,7 +56,8 @@ def _repaired(job: Job, child: Object, settings: Settings, avoided: tuple[str, .
     """
     image = children.annotation(child, names.ANNOTATION_AGENT_IMAGE) or _live_agent_image(child) or settings.agent_image
     floor = job.status.get("attempt", 0) + 1
-    body = children.stateful_set(job, replace(settings, agent_image=image), floor, avoided, pods, read_placement(child))
+    settings = replace(settings, agent_image=image, agent_delivery=delivery_of(child["spec"].get("template") or {}))
+    body = children.stateful_set(job, settings, floor, avoided, pods, read_placement(child))
     if job.spec.elastic is not None:
         _keep_variables(body, child, job.trainer_container)
     _keep_launcher(body, child, job.trainer_container)
