@@ -1,27 +1,36 @@
 """30 of 32 pods deleted at once: a job of this project beside StatefulSets of the same pods without an agent.
 
-Each trial creates its own pods, so no arm runs beside another. The floors are StatefulSets whose container only logs
-that it has started: one of the image and the resources alone, and one of the very pod template that the operator
-renders, with its init container and its volumes.
+Each trial creates its own pods, so no arm runs beside another. One arm of ours has the chart's
+agent.delivery=image-volume. The floors are StatefulSets whose container only logs that it has started: one of the image
+and the resources alone, and one of the very pod template that the operator renders, with its init container and its
+volumes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.kind.group import CONFINED, MOUNT, SCRIPTS, SECURITY, VOLUME, Group, environ, image, namespace
+from hack.cluster.shell import run
+from hack.images.deploy import NAMESPACE, RELEASE
 from tests.chaos.kind_report import count_ready
 from tests.e2e.kit import Job, Kubectl, Object, wait_until
 
 PODS, LOST = 32, 30
 SETTLED_SECONDS = 5.0
 """How long an attempt is watched after its first steps: another attempt for the same loss would begin meanwhile."""
-OURS, SAME_TEMPLATE, BARE = "dtj", "StatefulSet of dtj's pod template", "StatefulSet"
+OURS, IN_VOLUME, SAME_TEMPLATE, BARE = (
+    "dtj",
+    "dtj, agent in a volume",
+    "StatefulSet of dtj's pod template",
+    "StatefulSet",
+)
 GRACE = 30
 RESOURCES: Object = {"requests": {"cpu": "20m", "memory": "48Mi"}}
 SCRIPT = ["python3", "-u", f"{MOUNT}/light_script.py"]
@@ -83,6 +92,24 @@ def _ours(kubectl: Kubectl, shared: Path, lost: list[int]) -> dict[str, Any]:
         newest = group.records.newest
         found["begun"] = max(one.time for one in group.records.begins if one.attempt == newest) - since
     return found
+
+
+def _in_volume(kubectl: Kubectl, shared: Path, lost: list[int]) -> dict[str, Any]:
+    with _delivery("image-volume"):
+        return _ours(kubectl, shared, lost)
+
+
+@contextlib.contextmanager
+def _delivery(how: str) -> Iterator[None]:
+    """Upgrades the release so that new jobs get their agents in this way; rolls it back at the end."""
+    release = ("helm", "--namespace", NAMESPACE)
+    wait = ("--wait", "--timeout=150s", "--history-max=5")
+    chart = str(HERE / "charts/dtj-operator")
+    run([*release, "upgrade", RELEASE, chart, "--reuse-values", f"--set=agent.delivery={how}", *wait], timeout=180)
+    try:
+        yield
+    finally:
+        run([*release, "rollback", RELEASE, *wait], timeout=180)
 
 
 def _bare(kubectl: Kubectl, shared: Path, lost: list[int]) -> dict[str, Any]:
@@ -186,5 +213,5 @@ def _seconds(stamp: str) -> float:
 
 
 ARMS: dict[str, Callable[[Kubectl, Path, list[int]], dict[str, Any]]] = {
-    OURS: _ours, SAME_TEMPLATE: _same_template, BARE: _bare,
+    OURS: _ours, IN_VOLUME: _in_volume, SAME_TEMPLATE: _same_template, BARE: _bare,
 }  # fmt: skip

@@ -18,6 +18,7 @@ TITLES = {
 }
 Rows = Mapping[str, Sequence[Trial]]
 RATIO, STARTED = 1.2, many.BARE
+GROUPS = (many.OURS, many.IN_VOLUME)
 
 
 def render(key: str, found: Mapping[str, Any]) -> str:
@@ -43,7 +44,7 @@ def _many(rows: Rows, circumstances: str) -> str:
         attempts = max((trial.get("attempts", 0) for trial in rows[arm]), default=0)
         out.append([
             arm, *_figures(rows[arm]), f"{statistics.median(ratios):.2f}x" if ratios else "",
-            str(attempts) if arm == many.OURS else "", str(hangs), _many_targets(arm, ratios, attempts, hangs),
+            str(attempts) if arm in GROUPS else "", str(hangs), _many_targets(arm, ratios, attempts, hangs),
         ])  # fmt: skip
     columns = {
         "pods of": "left", "trials": "right", "median s": "right", "worst s": "right",
@@ -59,7 +60,7 @@ def _ratios(rows: Rows, arm: str) -> list[float]:
 
 
 def _many_targets(arm: str, ratios: Sequence[float], attempts: int, hangs: int) -> str:
-    if arm != many.OURS or not ratios:
+    if arm not in GROUPS or not ratios:
         return ""
     checks = {f"≤ {RATIO:g}x": statistics.median(ratios) <= RATIO, "1 attempt": attempts == 1, "no hang": not hangs}
     return "; ".join(f"{name}: {'met' if met else 'missed'}" for name, met in checks.items())
