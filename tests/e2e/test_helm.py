@@ -91,10 +91,10 @@ def test_helm_upgrade_test_and_rollback_leave_a_running_job_alone(
     changed = {"log__level": "debug", "agent__delivery": "image-volume"}
     upgrade(test__image=images["trainer"], resyncSeconds="60", **changed)
     second = leader(operator, other_than=[first])["metadata"]["uid"]
-    new = make_job("delivered", replicas=1, entrypoint={"module": "dtj_trainer.examples.digits", "args": slowed(60)})
+    new = make_job("delivered", replicas=2, entrypoint={"module": "dtj_trainer.examples.digits", "args": slowed(60)})
     new.create().until_step(5)
-    assert "initContainers" not in new.pods()["delivered-0"]["spec"], "its agent is in a volume"
-    new.kubectl("delete", "pod", "delivered-0", "--wait=false")
+    assert "initContainers" not in new.pods()["delivered-1"]["spec"], "its agent is in a volume"
+    new.kubectl("delete", "pod", "delivered-1", "--wait=false", "--grace-period=1")
     assert new.wait("Complete", 180)["status"]["restarts"]["pod"] == 1
     there = everything(operator)
     succeeded, text = helm_test()
