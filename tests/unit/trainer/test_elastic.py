@@ -141,7 +141,7 @@ def test_memory_of_another_world_is_loaded_where_nothing_is_sharded(tmp_path: Pa
     killed(2, tmp_path, str(tmp_path / "1"), broken, 4, **env, DTJ_ATTEMPT="1")
     shutil.rmtree(pods(job)[1])
     alone = killed(1, tmp_path, str(tmp_path / "2"), broken, 9, **env, DTJ_ATTEMPT="2")
-    assert resumed(alone) in [(step, "memory") for step in (3, 4, 5)]
+    assert resumed(alone) in ((4, "memory"), (5, "memory"))
     with agent:
         env |= {"DTJ_ATTEMPT": "3", "DTJ_AGENT_SOCKET": str(agent.path)}
         last = finished(2, train, tmp_path, "", str(broken), {"steps": STEPS}, **env)
