@@ -67,6 +67,10 @@ def test_value_reaches_the_operator(chosen: Object, field: str, expected: Any, t
     assert getattr(settings.parse(arguments, {}), field) == expected
 
 
+def test_agent_is_delivered_as_before_with_the_values_of_an_older_chart() -> None:
+    assert "--agent-delivery=init-container" in flags({"agent.delivery": None}), "helm upgrade --reuse-values"
+
+
 def test_images_as_volumes_are_rejected_where_kubernetes_is_too_old(tmp_path: Path) -> None:
     chosen = {"agent.delivery": "image-volume"}
     assert arguments_of(render(chosen), tmp_path).settings.agent_delivery == "image-volume"

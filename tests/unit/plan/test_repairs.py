@@ -122,6 +122,15 @@ def test_repair_without_annotation_keeps_the_live_agent_image() -> None:
     assert agent_image(applied(look(child, settings=NEWER), "StatefulSet")) == "dtj-operator:test"
 
 
+def test_repair_without_annotation_keeps_the_live_image_of_a_volume() -> None:
+    child = made(2)
+    settings = replace(SETTINGS, agent_delivery="image-volume")
+    child["spec"] |= {"template": children.stateful_set(Job.from_object(started()[0]), settings, 1)["spec"]["template"]}
+    del child["metadata"]["annotations"][names.ANNOTATION_AGENT_IMAGE]
+    volumes = applied(look(child, settings=NEWER), "StatefulSet")["spec"]["template"]["spec"]["volumes"]
+    assert [v["image"]["reference"] for v in volumes if v["name"] == names.VOLUME_AGENT] == ["dtj-operator:test"]
+
+
 def test_upgrade_alone_repairs_nothing() -> None:
     assert look(made(), settings=NEWER).actions == ()
 

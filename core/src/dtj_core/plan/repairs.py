@@ -120,8 +120,11 @@ def _is_edited_service(child: Object, wanted: Object) -> bool:
 
 
 def _live_agent_image(child: Object) -> str:
-    containers = child["spec"].get("template", {}).get("spec", {}).get("initContainers") or ()
-    return next((str(c.get("image") or "") for c in containers if c.get("name") == names.INIT_CONTAINER), "")
+    pod = child["spec"].get("template", {}).get("spec", {})
+    installers = [c for c in pod.get("initContainers") or () if c.get("name") == names.INIT_CONTAINER]
+    volumes = [v["image"] for v in pod.get("volumes") or () if v.get("name") == names.VOLUME_AGENT and v.get("image")]
+    found = [c.get("image") for c in installers] + [image.get("reference") for image in volumes]
+    return str(next(filter(None, found), ""))
 
 
 def _for_create(child: Object) -> Object:
