@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dtj_agent.warm import learned, successor
+from dtj_agent.warm import background, learned, successor
 from tests.unit.agent.test_warm import drive
 from tests.unit.agent.warm_site import STEP, write_site
 
@@ -17,7 +17,7 @@ SCRIPT = "import sys; print('heavy.part' in sys.modules); import heavy.part, bes
 # A stand-in for an import that takes long: it waits in the warm process alone, which has no attempt.
 WAITS = """
 import os, time
-while 'DTJ_AGENT_SOCKET' not in os.environ and not os.path.exists(os.environ['GO']):
+while 'IN_WORKER' not in os.environ and not os.path.exists(os.environ['GO']):
     time.sleep(0.005)
 """
 BAD = {
@@ -25,11 +25,12 @@ BAD = {
     "reads_rank": "import os; rank = int(os.environ.get('LOCAL_RANK', 0))",
     "opens_socket": "import socket; kept = socket.socket()",
     "starts_process": "import subprocess; kept = subprocess.Popen(['sleep', '600'])",
-    "fails_alone": "import __main__; __main__.nosuch if 'DTJ_AGENT_SOCKET' not in __import__('os').environ else None",
-    "ends": "import os; 'DTJ_AGENT_SOCKET' in os.environ or os._exit(3)",
+    "fails_alone": "import __main__; __main__.nosuch if 'IN_WORKER' not in __import__('os').environ else None",
+    "ends": "import os; 'IN_WORKER' in os.environ or os._exit(3)",
 }
 # Modules whose import depends on what the script has done before, with the reason to leave them out.
 DEPENDS = {
+    "keeps_changed": ("import os; os.environ.setdefault('SET_BY_SCRIPT', '2')", "it reads SET_BY_SCRIPT when"),
     "reads_changed": ("import os; os.environ.get('SET_BY_SCRIPT')", "it reads SET_BY_SCRIPT when"),
     "reads_attempt": ("import os; os.environ['DTJ_ATTEMPT'] if 'DTJ_ATTEMPT' in os.environ else 0", "it reads DTJ_AT"),
     "reads_argv": ("import sys; sys.argv[1:]", "it reads the script's arguments"),
@@ -67,7 +68,7 @@ def test_second_attempt_finds_the_imports_of_the_first(site: Path, tmp_path: Pat
     assert first == {"0": [0, "False\n1"], "1": [0, "False\n1"]}
     assert second == {"0": [0, "True\n1"], "1": [0, "True\n1"]}
     # User code, which may change between two attempts, is not among them.
-    assert kept(tmp_path) == {"modules": ["heavy", "heavy.part"], "leftOut": {}}
+    assert kept(tmp_path) == {"modules": ["heavy", "heavy.part"], "leftOut": {}, "byRank": []}
     assert found["imported"] == ["warm process: 2 modules that the script imported are imported for its next start"]
     # A restarted agent begins with them: no worker has to report them again.
     again = learn("ranks", site, tmp_path)
@@ -91,7 +92,8 @@ def test_modules_that_cannot_be_forked_are_left_out_for_good(site: Path, tmp_pat
     assert set(why) == set(BAD), why
     assert why["reads_rank"] == "it reads LOCAL_RANK when it is imported"
     assert why["ends"] == "its import ended the process"
-    assert "warm process: no module threads (it has started 1 threads)" in found["logs"]
+    text = "warm process: no module threads (it has started 1 threads); it is imported ahead for each rank"
+    assert text in found["logs"]
     again = learn("ranks", site, tmp_path, script)
     assert again["result"]["0"] == [-9, "True"]
     assert not any("no module" in line for line in again["logs"]), again["logs"]
@@ -163,7 +165,7 @@ def test_package_of_the_command_is_user_code() -> None:
 @pytest.mark.parametrize("text", ["", "[", "[]", '{"modules": 1, "leftOut": []}', '{"modules": [1, "a b", "a..b"]}'])
 def test_file_that_is_not_whole_holds_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / learned.LEARNED_FILE).write_text(text)
-    assert learned.read(str(tmp_path)) == ([], {}, ())
+    assert learned.read(str(tmp_path)) == ([], {}, frozenset(), {})
 
 
 GIB = 1 << 30
@@ -176,7 +178,7 @@ def test_container_with_little_memory_has_no_room(tmp_path: Path, used: int, cac
     texts = {"max": f"{4 * GIB}\n", "current": f"{used}\n", "stat": f"anon 1\ninactive_file {cached}\n"}
     for name, text in texts.items():
         (tmp_path / f"memory.{name}").write_text(text)
-    assert successor.has_room(str(tmp_path)) is room
+    assert background.has_room(root=str(tmp_path)) is room
     (tmp_path / "memory.max").write_text("max\n")
-    assert successor.has_room(str(tmp_path))
-    assert successor.has_room(os.devnull)
+    assert background.has_room(root=str(tmp_path))
+    assert background.has_room(root=os.devnull)

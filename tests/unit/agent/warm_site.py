@@ -23,7 +23,7 @@ COUNTED = {
     "class default_generator: seed = staticmethod(lambda: None)\n",
     "torch/optim/__init__.py": "from . import optimizer\n",
     "torch/optim/optimizer.py": "hooks = []\nregister_optimizer_step_post_hook = hooks.append\n",
-    "heavy/__init__.py": "import os; os.environ['SET_BY_HEAVY'] = '1'\n",
+    "heavy/__init__.py": "import os; os.environ.setdefault('SET_BY_HEAVY', '1')\n",
     "heavy/part.py": "",
 }
 STEP = "import torch.optim.optimizer as o; [hook(o, (), {}) for hook in o.hooks]\n"

@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 import time
-from typing import Dict, FrozenSet, List, NamedTuple
+from types import MappingProxyType
+from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence
 
 from dtj_agent.warm import learned, observe, process_view
 from dtj_contract import names
@@ -18,10 +19,12 @@ PAUSE_SECONDS = 0.0005
 
 
 class Prepared(NamedTuple):
-    """The part of a start that a fork does before it knows its rank."""
+    """The part of a start that a fork does before it is a rank."""
 
     modules: FrozenSet[str]
     """The modules of the warm process, where this worker reports what it imports; else none."""
+    changes: Mapping[str, Optional[str]] = MappingProxyType({})
+    """Variables that imports of this worker alone have set; None: removed."""
 
 
 class Birth(NamedTuple):
@@ -66,7 +69,7 @@ def begin(birth: Birth) -> None:
         while os.getppid() == birth.parent:
             time.sleep(PAUSE_SECONDS)
         end_with_parent(birth.agent)
-    _set_environment(birth.kept, {**birth.own, **birth.changed})
+    set_environment(birth.kept, {**birth.own, **birth.changed}, birth.prepared.changes)
     process_view.show(birth.command, birth.own)
     rank, attempt = int(os.environ["RANK"]), int(os.environ[names.ENV_ATTEMPT])
     try:
@@ -79,9 +82,18 @@ def begin(birth: Birth) -> None:
 
 def end_with_parent(parent: int) -> None:
     """Requests SIGKILL for when the parent dies, and ends now if it is dead already."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _set_death_signal(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def outlive_parent() -> None:
+    """Takes `end_with_parent` back."""
+    _set_death_signal(0)
+
+
+def _set_death_signal(number: int) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def _wait_for_agent(birth: Birth) -> None:
@@ -96,10 +108,18 @@ def _wait_for_agent(birth: Birth) -> None:
     os.close(birth.gate)
 
 
-def _set_environment(kept: List[str], own: Dict[str, str]) -> None:
+def set_environment(
+    kept: Sequence[str], own: Mapping[str, str], changes: Mapping[str, Optional[str]] = MappingProxyType({})
+) -> None:
+    """Gives this process `own` beside the variables named in `kept`, and then `changes`; None removes a variable."""
     for name in set(os.environ).difference(kept):
         del os.environ[name]
     os.environ.update(own)
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _reseed() -> None:

@@ -8,11 +8,12 @@ survive a restart of the container.
 from __future__ import annotations
 
 import atexit
+import hashlib
 import json
 import os
 import sys
-from types import ModuleType
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from types import MappingProxyType, ModuleType
+from typing import Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from dtj_agent.warm import script
 
@@ -33,8 +34,17 @@ class Learned(NamedTuple):
 
     modules: List[str]
     left_out: Dict[str, str]
-    changed: Tuple[str, ...] = ()
-    """Variables that the script has set itself, perhaps before an import that reads them."""
+    by_rank: FrozenSet[str] = frozenset()
+    """Those of the packages left out that a process of one rank can import."""
+    changed: Mapping[str, str] = MappingProxyType({})
+    """Variables that the script or its imports have changed, with `digest` of what they are since."""
+
+    def without(self, package: str, why: str, by_rank: bool) -> Learned:
+        """Returns the same with one more package left out."""
+        others = self.by_rank - {package}
+        return self._replace(
+            left_out={**self.left_out, package: why}, by_rank=others | {package} if by_rank else others
+        )
 
 
 def package(module: str) -> str:
@@ -43,21 +53,29 @@ def package(module: str) -> str:
     return ".".join(parts[:2]) if parts[0] in _SPLIT else parts[0]
 
 
+def digest(value: Optional[str]) -> str:
+    """Returns a text by which values of a variable can be compared; a secret must not be in the file."""
+    return "" if value is None else hashlib.sha256(os.fsencode(value)).hexdigest()
+
+
 def read(folder: str) -> Learned:
     """Returns what was kept, with what a worker has reported since."""
     kept, reported = _load(os.path.join(folder, LEARNED_FILE)), _load(os.path.join(folder, IMPORTS_FILE))
     left_out, changed = kept.get("leftOut"), reported.get("changed")
+    reasons = {str(key): str(why) for key, why in left_out.items()} if isinstance(left_out, dict) else {}
     names = [*_names(kept.get("modules")), *_names(reported.get("modules"))]
     return Learned(
         list(dict.fromkeys(names))[:MAX_MODULES],
-        {str(key): str(why) for key, why in left_out.items()} if isinstance(left_out, dict) else {},
-        tuple(map(str, changed)) if isinstance(changed, list) else (),
+        reasons,
+        frozenset(_names(kept.get("byRank"))) & reasons.keys(),
+        {str(name): str(value) for name, value in changed.items()} if isinstance(changed, dict) else {},
     )
 
 
 def keep(folder: str, learned: Learned) -> None:
     """Writes the file of the warm process; a folder that takes none costs the next container what was learned."""
-    _replace(os.path.join(folder, LEARNED_FILE), {"modules": learned.modules, "leftOut": learned.left_out})
+    content = {"modules": learned.modules, "leftOut": learned.left_out, "byRank": sorted(learned.by_rank)}
+    _replace(os.path.join(folder, LEARNED_FILE), content)
 
 
 def report_of(folder: str, command: Sequence[str], before: "frozenset[str]") -> Callable[[], None]:
@@ -76,7 +94,7 @@ def report_of(folder: str, command: Sequence[str], before: "frozenset[str]") -> 
         found = third_party(before, command)
         if not found:
             return
-        changed = sorted(dict(environ.items() ^ os.environ.items()))
+        changed = {name: digest(os.environ.get(name)) for name, _ in environ.items() ^ os.environ.items()}
         try:
             _replace(os.path.join(folder, IMPORTS_FILE), {"modules": found, "changed": changed})
             news = os.open(os.path.join(folder, NEWS_FIFO), os.O_WRONLY | os.O_NONBLOCK)

@@ -100,6 +100,11 @@ def unfit() -> Optional[str]:
     threads = lasting_threads()
     if threads > 1:
         return "it has started %d threads" % (threads - 1)
+    return open_accelerator()
+
+
+def open_accelerator() -> Optional[str]:
+    """Returns which accelerator this process has opened or initialised."""
     device = _open_device()
     if device is not None:
         return "it has opened %s" % device

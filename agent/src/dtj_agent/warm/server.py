@@ -7,7 +7,8 @@ waits for the byte that lets it run. Workers are forked twice, so that they fall
 reaps them as its own. The socket's end ends the process.
 
 A worker reports the modules that the script imports, and a fork imports them and then serves in place
-of this process (successor.py). The workers of the next attempt are forked ahead (standby.py).
+of this process (successor.py). The workers of the next attempt are forked ahead (standby.py), and each
+imports what no process of all ranks can (rank_imports.py).
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
-from dtj_agent.warm import child, learned, preload, script, standby, successor
+from dtj_agent.warm import background, child, learned, preload, rank_imports, script, standby, successor
 from dtj_agent.warm.child import Birth, Prepared
+from dtj_agent.warm.import_report import NO_PACKAGE, Verdict
+from dtj_agent.warm.learned import Learned
 from dtj_agent.warm.standby import Standbys
-from dtj_agent.warm.successor import Successor, Verdict
+from dtj_agent.warm.successor import Successor
 
 MAX_MESSAGE_BYTES = 256 * 1024
 MAX_DESCRIPTORS = 253  # SCM_MAX_FD
@@ -51,8 +54,9 @@ class WarmServer:
         self._seen: Set[str] = set()
         """The modules that this process has, or has found to be missing."""
         self._news = _open_fifo(folder)
-        self._ranks = 0
-        """The ranks of the last request."""
+        self._orders: List[Dict[str, Any]] = []
+        """Of the ranks of the last request."""
+        self._rank_tries = 0
         self._standbys: Optional[Standbys] = None
         self._stand_by_at: Optional[float] = None
 
@@ -73,11 +77,16 @@ class WarmServer:
             # A report that comes while a try runs stays in the pipe, for the process that serves after it.
             sources += ([] if self._news is None else [self._news]) if self._successor is None else [self._successor]
             moments = [] if self._successor is None else [self._successor.until]
+            if self._standbys is not None and self._standbys.unready:
+                sources += self._standbys.unready
+                moments.append(self._standbys.until)
             moments += [] if self._stand_by_at is None else [self._stand_by_at]
             wait = max(0.0, min(moments) - time.monotonic()) + 0.01 if moments else None
             readable = select.select(sources, [], [], wait)[0]
             if self._successor is not None:
                 self._follow(self._successor)
+            if self._standbys is not None:
+                self._follow_standbys(self._standbys)
             if self._news in readable:
                 self._read_news()
             if self._socket in readable:
@@ -115,7 +124,7 @@ class WarmServer:
         new = [name for name in found.modules if name not in self._seen and learned.package(name) not in left_out]
         if not new:
             return
-        if self._is_ready and not successor.has_room():
+        if self._is_ready and not background.has_room():
             self.send({"leftOut": new[0], "why": "and %d more: the container has too little memory" % (len(new) - 1)})
             return
         self._tries += 1
@@ -154,13 +163,30 @@ class WarmServer:
         self._leave_out(verdict)
         self._be_ready()
         self._learn()
+        if self._successor is None:
+            self._plan_standbys()  # which may import now what was left out
+
+    def _follow_standbys(self, standbys: Standbys) -> None:
+        """Takes the news of imports for each rank; a package that can't stay is left out of the next try."""
+        verdict = standbys.news(time.monotonic())
+        # A standby that has ended otherwise is forked when it is needed.
+        if verdict is None or verdict.bad == NO_PACKAGE:
+            return
+        if not verdict.bad:
+            if verdict.modules:
+                self.send({"ahead": verdict.modules, "seconds": verdict.seconds})
+            return
+        self._standbys, was_held = None, standbys.are_held()
+        standbys.end()
+        if was_held:
+            self._rank_tries += 1
+            self._leave_out(verdict)
+            self._plan_standbys()
 
     def _leave_out(self, verdict: Verdict) -> None:
-        found = learned.read(self._folder)
-        found.left_out[verdict.bad] = verdict.why
-        learned.keep(self._folder, found)
+        learned.keep(self._folder, learned.read(self._folder).without(verdict.bad, verdict.why, verdict.by_rank))
         self._skipped.append(verdict.bad)
-        self.send({"leftOut": verdict.bad, "why": verdict.why})
+        self.send({"leftOut": verdict.bad, "why": verdict.why, "byRank": verdict.by_rank})
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -195,10 +221,10 @@ class WarmServer:
              "changed": self._changed, "learning": "" if place else self._folder}
             for place in range(len(own))
         ]  # fmt: skip
-        self._ranks = len(orders)
+        self._orders = orders
         places = list(range(len(orders)))
         standbys, self._standbys = self._standbys, None
-        if standbys is not None and len(standbys) == len(orders):
+        if standbys is not None and standbys.fit(orders):
             places = standbys.start([json.dumps(order).encode() for order in orders], descriptors)
         elif standbys is not None:
             standbys.end()
@@ -236,27 +262,31 @@ class WarmServer:
         )  # fmt: skip
 
     def _plan_standbys(self) -> None:
-        self._stand_by_at = time.monotonic() + STANDBY_SECONDS if self._ranks else None
+        self._stand_by_at = time.monotonic() + STANDBY_SECONDS if self._orders else None
 
     def _stand_by(self) -> Optional[Birth]:
         """Forks the workers of the next attempt ahead. Returns a value in the workers alone."""
         self._stand_by_at = None
-        if not successor.has_room() or preload.unfit() is not None:
+        if not background.has_room() or preload.unfit() is not None:
             return None
-        prepared = Prepared(frozenset())
-
-        def prepare(place: int) -> None:
-            nonlocal prepared
-            prepared = child.prepare(place == 0)
-
+        if self._standbys is not None:
+            self._standbys.end()
+            self._standbys = None
         try:
-            found = standby.begin(self._ranks, self._close, prepare)
+            forked = standby.begin(self._orders, self._for_each_rank(), self._close)
         except OSError:
             return None
-        if isinstance(found, Standbys):
-            self._standbys = found
+        if isinstance(forked, Standbys):
+            self._standbys = forked
             return None
-        return self._birth(prepared, json.loads(found.text), found.output, found.gate, found.parent)
+        return self._birth(forked.prepared, json.loads(forked.text), forked.output, forked.gate, forked.parent)
+
+    def _for_each_rank(self) -> Optional[Learned]:
+        """Returns what each standby imports ahead. A try of all modules comes first, because it finds what they are."""
+        if not self._folder or self._successor is not None or self._rank_tries >= successor.TRIES:
+            return None
+        found = learned.read(self._folder)
+        return found if rank_imports.modules(found) and background.has_room(len(self._orders)) else None
 
     def _close(self) -> None:
         """Closes, in a worker, what is the warm process's."""

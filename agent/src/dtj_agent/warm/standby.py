@@ -1,9 +1,10 @@
 """Workers that the warm process has forked ahead of the next attempt.
 
 A fork copies the page tables of all imports, 8 ms each, and a forked process copies each page that it
-writes to: both are done while the attempt before trains. A standby waits on a socket of its own for
-what makes it a rank; the end of that socket ends it. A process between holds the standbys until then,
-so that the agent, which kills orphans when it stops an attempt, does not have them yet.
+writes to: both are done while the attempt before trains, and so are the imports that each rank has to do
+itself (rank_imports.py). A standby waits on a socket of its own for what makes it a rank; the end of that
+socket ends it. A process between holds the standbys until then, so that the agent, which kills orphans when
+it stops an attempt, does not have them yet.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ import os
 import signal
 import socket
 import sys
-from typing import Callable, List, NamedTuple, Sequence, Union
+import time
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Union
+
+from dtj_agent.warm import background, child, rank_imports, script
+from dtj_agent.warm.child import Prepared
+from dtj_agent.warm.import_report import ReportReader, ReportWriter, Verdict
+from dtj_agent.warm.learned import Learned
+from dtj_agent.warm.rank_variables import lasting
 
 MAX_ORDER_BYTES = 256 * 1024
 
@@ -24,62 +32,113 @@ class Order(NamedTuple):
     output: int
     gate: int
     parent: int
+    prepared: Prepared
+
+
+class _Standby:
+    """One standby. `verdict`: of its own imports, once they have ended; it waits if that is not bad."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self.reports = ReportReader(sock.fileno(), time.monotonic())
+        self.verdict: Optional[Verdict] = None
+
+    @property
+    def waits(self) -> bool:
+        return self.verdict is not None and not self.verdict.bad
 
 
 class Standbys:
-    """The standbys of one attempt, as the warm process sees them."""
+    """The standbys of one attempt, as the warm process sees them.
 
-    def __init__(self, pid: int, leash: socket.socket, sockets: Sequence[socket.socket]) -> None:
+    `orders`: those of the attempt before, for whose variables the standbys import; none if they import nothing.
+    """
+
+    def __init__(
+        self, pid: int, leash: socket.socket, sockets: Sequence[socket.socket], orders: Sequence[Mapping[str, Any]]
+    ) -> None:
         self._pid = pid
         self._leash = leash
-        self._sockets = list(sockets)
+        self._each = [_Standby(sock) for sock in sockets]
+        self._orders = orders
 
-    def __len__(self) -> int:
-        return len(self._sockets)
+    def fit(self, orders: Sequence[Mapping[str, Any]]) -> bool:
+        """Returns whether these standbys can become the ranks of `orders`."""
+        if len(orders) != len(self._each):
+            return False
+        return not self._orders or [lasting(each) for each in orders] == [lasting(each) for each in self._orders]
+
+    @property
+    def unready(self) -> List[socket.socket]:
+        """The sockets of the standbys that have not reported that they wait; readable when there is news."""
+        return [each.socket for each in self._each if each.verdict is None]
+
+    @property
+    def until(self) -> float:
+        """The deadline of the first import that runs."""
+        return min(each.reports.until for each in self._each if each.verdict is None)
+
+    def news(self, now: float) -> Optional[Verdict]:
+        """Returns a verdict that is bad; that of all together, once, when the last one waits."""
+        if not self.unready:
+            return None
+        for each in self._each:
+            each.verdict = each.verdict or each.reports.news(now)
+        known = [each.verdict for each in self._each if each.verdict is not None]
+        bad = next((verdict for verdict in known if verdict.bad), None)
+        if bad is not None or len(known) < len(self._each):
+            return bad
+        return known[0]._replace(seconds=max(verdict.seconds for verdict in known))
 
     def start(self, texts: Sequence[bytes], descriptors: Sequence[int]) -> List[int]:
         """Makes each standby a rank; `descriptors` has the output and the gate of each rank.
 
-        Returns the places of the ranks that must be forked instead: their standbys have ended.
+        Returns the places of the ranks that must be forked instead: their standbys have ended, or have not reported
+        that they wait.
         """
+        self.news(time.monotonic())
         failed = []
-        for place, text in enumerate(texts):
-            try:
-                socket.send_fds(self._sockets[place], [text], descriptors[2 * place : 2 * place + 2])
-            except OSError:
+        for place, each in enumerate(self._each):
+            if not each.waits or not _send(each.socket, texts[place], descriptors[2 * place : 2 * place + 2]):
                 failed.append(place)
         self._release()
         return failed
 
     def end(self) -> None:
         """Ends standbys that are not needed. Messages do it, because a fork may hold the sockets too."""
-        for sock in self._sockets:
-            try:
-                sock.send(b"\0")
-            except OSError:
-                pass  # it has ended already
+        for each in self._each:
+            _send(each.socket, b"\0", ())
         self._release()
 
     def forget(self) -> None:
         """Closes what a fork of the warm process has inherited."""
-        for sock in [self._leash, *self._sockets]:
-            sock.close()
+        _close([self._leash, *[each.socket for each in self._each]])
+
+    def are_held(self) -> bool:
+        """Returns whether the process between still holds the standbys."""
+        return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
     def _release(self) -> None:
-        """Ends the process between, also if a signal has stopped it, so that its children fall to the agent."""
+        """Ends the process between, also if a signal has stopped it, so that its children fall to the agent.
+
+        Standbys that still import end with it.
+        """
         self.forget()
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
 
 
-def begin(ranks: int, close_inherited: Callable[[], None], prepare: Callable[[int], None]) -> Union[Standbys, Order]:
-    """Forks standbys for `ranks` ranks; returns an Order in each of them, once it is a rank.
+def begin(
+    orders: Sequence[Mapping[str, Any]], found: Optional[Learned], close_inherited: Callable[[], None]
+) -> Union[Standbys, Order]:
+    """Forks a standby for each rank; returns an Order in each of them, once it is a rank.
 
-    `close_inherited` closes, in each fork, what is the warm process's; `prepare` gets the standby's
-    place. Raises OSError if the process between can't be forked.
+    `orders`: those of the last attempt. `found`: what each imports ahead; None if there is nothing, or no memory for
+    it. `close_inherited` closes, in each fork, what is the warm process's. Raises OSError if the process between can't
+    be forked.
     """
     leash, end_of_leash = socket.socketpair()
-    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(ranks)]
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in orders]
     ours, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     sys.stdout.flush()
     sys.stderr.flush()
@@ -90,7 +149,7 @@ def begin(ranks: int, close_inherited: Callable[[], None], prepare: Callable[[in
         raise
     if pid:
         _close([end_of_leash, *theirs])
-        return Standbys(pid, leash, ours)
+        return Standbys(pid, leash, ours, orders if found is not None else ())
     close_inherited()
     _close([leash, *ours])
     parent = os.getpid()
@@ -101,19 +160,39 @@ def begin(ranks: int, close_inherited: Callable[[], None], prepare: Callable[[in
             break  # this rank will be forked when it is needed, or started plainly
         if forked == 0:
             _close([end_of_leash, *theirs[:place], *theirs[place + 1 :]])
-            return _wait(sock, place, parent, prepare)
+            return _wait(sock, place, parent, orders[place], found)
     _close(theirs)
     end_of_leash.recv(1)  # ends with the warm process
     os._exit(0)
 
 
-def _wait(sock: socket.socket, place: int, parent: int, prepare: Callable[[int], None]) -> Order:
-    prepare(place)
+def _wait(sock: socket.socket, place: int, parent: int, last: Mapping[str, Any], found: Optional[Learned]) -> Order:
+    prepared, report, adjustment = child.prepare(place == 0), ReportWriter(sock.fileno()), ""
+    if found is None:
+        report.done(0, 0.0)
+    else:
+        child.end_with_parent(parent)
+        adjustment = background.die_first()
+        imported = rank_imports.import_for(last, found, report)
+        prepared = prepared._replace(changes=imported.changes)
+        child.outlive_parent()
+        report.done(imported.modules, imported.seconds)
     text, descriptors, _, _ = socket.recv_fds(sock, MAX_ORDER_BYTES, 2)
-    if len(descriptors) != 2:
+    # A file beside the script that hides a module may be younger than its import: the ranks are started plainly then.
+    if len(descriptors) != 2 or (found is not None and script.shadowed(last["command"])):
         os._exit(0)
     sock.close()
-    return Order(text, descriptors[0], descriptors[1], parent)
+    background.die_as_before(adjustment)
+    return Order(text, descriptors[0], descriptors[1], parent, prepared)
+
+
+def _send(sock: socket.socket, text: bytes, descriptors: Sequence[int]) -> bool:
+    """Sends a message to a standby. Returns False if that has ended."""
+    try:
+        socket.send_fds(sock, [text], descriptors)
+    except OSError:
+        return False
+    return True
 
 
 def _close(sockets: Sequence[socket.socket]) -> None:

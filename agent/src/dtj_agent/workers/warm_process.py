@@ -205,10 +205,15 @@ class WarmProcess:
             self._importing = str(message["importing"])
             self._expect_news()
         elif "leftOut" in message:
-            self.log("warm process: no module %s (%s)" % (message["leftOut"], message.get("why")))
+            text = "warm process: no module %s (%s)"
+            text += "; it is imported ahead for each rank" if message.get("byRank") else ""
+            self.log(text % (message["leftOut"], message.get("why")))
         elif "learned" in message:
             text = "warm process: %s modules that the script imported are imported for its next start, in %s s"
             self.log(text % (message["learned"], message.get("seconds")))
+        elif "ahead" in message:
+            text = "warm process: %s modules that the script imported are imported ahead for each rank, in %s s"
+            self.log(text % (message["ahead"], message.get("seconds")))
         elif "unfit" in message:
             self._begin_without(str(message["unfit"]), str(message.get("why")))
         elif "off" in message:

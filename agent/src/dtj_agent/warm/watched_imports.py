@@ -1,0 +1,166 @@
+"""Imports installed modules outside of the script, and detects what would have been different in it."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import random
+import sys
+from types import TracebackType
+from typing import AbstractSet, ClassVar, FrozenSet, List, Mapping, NamedTuple, Optional, Set, Tuple, Type
+
+from dtj_agent.warm import learned, preload
+from dtj_agent.warm.rank_variables import is_per_attempt, is_per_rank
+
+
+class Obstacle(NamedTuple):
+    """Why a module can't stay in this process; `by_rank`: whether it can in a process that becomes one rank."""
+
+    why: str
+    by_rank: bool = False
+
+
+class WatchedImports:
+    """A context in which `fetch` imports modules.
+
+    `of_rank`: whether this process has the variables of one rank, and is not forked any more.
+    `changed`: see learned.Learned. A variable that an import has read must be since what it was in the script, because
+    otherwise the script has set it, perhaps before that import.
+    """
+
+    def __init__(self, of_rank: bool, changed: Mapping[str, str]) -> None:
+        self._of_rank = of_rank
+        self._changed = changed
+        self._sockets = _sockets()
+        self._state = _process_state()
+        self._numpy = _numpy_state()
+        self._argv = sys.argv
+        self._environment = os.environ.__class__
+
+    def __enter__(self) -> WatchedImports:
+        sys.argv = _WatchedArguments(self._argv)
+        _WatchedEnvironment.read = set()
+        os.environ.__class__ = _WatchedEnvironment
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], where: Optional[TracebackType]
+    ) -> None:
+        os.environ.__class__ = self._environment
+        sys.argv = self._argv
+
+    def fetch(self, name: str) -> Optional[Obstacle]:
+        """Imports one module; returns why it can't stay."""
+        raised = _import(name)
+        left = preload.open_accelerator() or _left_behind(self._sockets)
+        if left is not None:
+            return Obstacle(left)
+        read = set(_WatchedEnvironment.read)
+        unknown = {each for each in read if is_per_attempt(each) or self._is_of_script(each)}
+        if unknown:
+            return Obstacle(_reads(unknown))
+        of_rank = set() if self._of_rank else {each for each in read if is_per_rank(each)}
+        if raised is not None:
+            # Perhaps because this process has no such variable.
+            return Obstacle(raised, by_rank=bool(of_rank))
+        if getattr(sys.argv, "read", False):
+            return Obstacle("it reads the script's arguments when it is imported")
+        # The import of numpy itself is the first that can be asked.
+        self._numpy = self._numpy or _numpy_state()
+        if _process_state() != self._state or _numpy_state() != self._numpy:
+            return Obstacle("it configures logging, or draws or seeds random numbers, when it is imported")
+        if self._of_rank:
+            return None
+        threads = preload.lasting_threads()
+        if threads > 1:
+            return Obstacle("it has started %d threads" % (threads - 1), by_rank=True)
+        return Obstacle(_reads(of_rank), by_rank=True) if of_rank else None
+
+    def _is_of_script(self, name: str) -> bool:
+        return name in self._changed and self._changed[name] != learned.digest(os.environ.get(name))
+
+
+def _reads(names: AbstractSet[str]) -> str:
+    return "it reads %s when it is imported" % ", ".join(sorted(names))
+
+
+def _import(name: str) -> Optional[str]:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if (name + ".").startswith("%s." % error.name):
+            return None  # made by the script, or removed since
+        return "raises when it is imported (%s)" % str(error)[:200]
+    except BaseException as error:  # noqa: BLE001 (an import may raise anything, SystemExit too)
+        return "raises when it is imported (%s: %s)" % (type(error).__name__, str(error)[:200])
+    return None
+
+
+def _left_behind(sockets: AbstractSet[str]) -> Optional[str]:
+    """Returns what an import has left that no other process may inherit."""
+    if _sockets() - sockets:
+        return "it has opened a socket"
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return "it has started a process"
+
+
+def _sockets() -> FrozenSet[str]:
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found.add(os.readlink("/proc/self/fd/" + number))
+        except OSError:
+            continue  # the folder's own descriptor
+    return frozenset(target for target in found if target.startswith("socket:"))
+
+
+def _process_state() -> Tuple[object, ...]:
+    """Returns what the script may set before its own imports, which may then change it again."""
+    root = logging.getLogger()
+    torch_state = getattr(getattr(sys.modules.get("torch"), "default_generator", None), "get_state", None)
+    drawn = [] if torch_state is None else torch_state().tolist()
+    return (list(root.handlers), root.level, root.manager.disable, random.getstate(), drawn)
+
+
+def _numpy_state() -> Optional[List[int]]:
+    found = getattr(sys.modules.get("numpy.random"), "get_state", None)
+    if found is None:
+        return None
+    _, keys, place, _, _ = found()
+    return [place, *keys.tolist()]
+
+
+class _WatchedArguments(List[str]):
+    """sys.argv while modules are imported: they are the warm process's, not the script's."""
+
+    read = False
+
+    def __getitem__(self, place):  # type: ignore[no-untyped-def]
+        self.read = True
+        return super().__getitem__(place)
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        self.read = True
+        return super().__iter__()
+
+    def __contains__(self, value: object) -> bool:
+        self.read = True
+        return super().__contains__(value)
+
+    def __len__(self) -> int:
+        self.read = True
+        return super().__len__()
+
+
+class _WatchedEnvironment(type(os.environ)):  # type: ignore[misc]
+    """os.environ while modules are imported: notes the variables that are read."""
+
+    read: ClassVar[Set[str]] = set()
+
+    def __getitem__(self, key: str) -> str:
+        self.read.add(key)
+        return super().__getitem__(key)  # type: ignore[no-any-return]

@@ -1,0 +1,155 @@
+"""Packages that read a rank's variables or start threads are imported ahead in the process that becomes the rank."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtj_agent.warm import learned, rank_variables, standby
+from tests.unit.agent.test_warm import drive
+from tests.unit.agent.warm_site import STEP, write_site
+
+READS = "import os; rank, os.environ['SET_BY_READS'] = os.environ['RANK'], '1'; os.environ.pop('TAKEN', None)\n"
+THREADS = "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+SCRIPT = f"""
+import os, sys
+there = [name in sys.modules for name in ("reads", "threads")]
+import reads, threads
+tasks = [int(task) for task in os.listdir("/proc/self/task")]
+policies = {{os.sched_getscheduler(task) for task in tasks}}
+print(there, reads.rank, os.environ["SET_BY_READS"], os.environ.get("TAKEN"), len(tasks), policies, end=" ")
+print(open("/proc/self/oom_score_adj").read().strip() == open(f"/proc/{{os.getppid()}}/oom_score_adj").read().strip())
+{STEP}"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    folder = tmp_path / "lib" / "site-packages"
+    write_site(folder, counted=True)
+    (folder / "reads.py").write_text(READS)
+    (folder / "threads.py").write_text(THREADS)
+    return folder
+
+
+def run(scenario: str, site: Path, tmp_path: Path, text: str = SCRIPT, **request: Any) -> Any:
+    work, state = tmp_path / "work", tmp_path / "state"
+    for folder in (work, state):
+        folder.mkdir(exist_ok=True)
+    (work / "script.py").write_text(text)
+    environ = {"PYTHONPATH": str(site), "TAKEN": "1", "MARK": str(tmp_path / "mark")}
+    command = ["python3", "-u", "script.py"]
+    return drive(scenario, site, work, environ, command=command, folder=str(state), mark=environ["MARK"], **request)
+
+
+def kept(tmp_path: Path) -> Any:
+    return json.loads((tmp_path / "state" / learned.LEARNED_FILE).read_text())
+
+
+def says(there: bool, rank: int) -> list[object]:
+    return [0, f"{[there, there]} {rank} 1 None 2 {{0}} True"]
+
+
+def test_each_rank_finds_what_only_its_own_process_can_import(site: Path, tmp_path: Path) -> None:
+    found = run("ahead", site, tmp_path)
+    first, second = found["results"]
+    assert first == {"0": says(False, 0), "1": says(False, 1)}
+    assert second == {"0": says(True, 0), "1": says(True, 1)}
+    assert kept(tmp_path)["byRank"] == ["reads", "threads"]
+    log = "\n".join(found["logs"])
+    assert "no module threads (it has started 1 threads); it is imported ahead for each rank" in log
+    assert "2 modules that the script imported are imported ahead for each rank, in " in log
+
+
+@pytest.mark.parametrize(("ranks", "more"), [(1, {}), (2, {"WORLD_SIZE": "8"})])
+def test_group_of_another_size_imports_by_itself(site: Path, tmp_path: Path, ranks: int, more: dict[str, str]) -> None:
+    second = run("ahead", site, tmp_path, ranks=ranks, variables=more)["results"][1]
+    assert second == {str(rank): says(False, rank) for rank in range(ranks)}
+
+
+def test_next_attempt_of_the_same_group_uses_its_imports(site: Path, tmp_path: Path) -> None:
+    more = {"MASTER_PORT": "29501", "DTJ_ATTEMPT": "2", "TORCHELASTIC_RESTART_COUNT": "1"}
+    second = run("ahead", site, tmp_path, variables=more)["results"][1]
+    assert second == {"0": says(True, 0), "1": says(True, 1)}
+
+
+BAD = {
+    "port": ("import os; os.environ['RANK'], os.environ.get('MASTER_PORT')", "it reads MASTER_PORT when"),
+    "seeds": ("import os, random; os.environ['RANK']; random.seed(1)", "it configures logging, or draws or seeds"),
+    "ends": (
+        "import os, threads; 'IN_WORKER' not in os.environ or 'STARTED' in os.environ or os._exit(3)",
+        "its import",
+    ),
+    "raises": (
+        "import os\nif 'IN_WORKER' in os.environ and 'STARTED' not in os.environ: 1 / 0\nimport threads",
+        "raises",
+    ),
+    "binds": ("import os, socket; os.environ['RANK']; kept = socket.socket()", "it has opened a socket"),
+}
+
+
+def test_package_that_no_process_can_import_ahead_is_left_to_the_script(site: Path, tmp_path: Path) -> None:
+    for name, (text, _) in BAD.items():
+        (site / f"{name}.py").write_text(text + "\n")
+    # The script's own imports of them succeed.
+    script = f"import os\nos.environ['STARTED'] = '1'\nimport {', '.join(BAD)}\ndel os.environ['STARTED']\n{SCRIPT}"
+    found = run("ahead", site, tmp_path, script)
+    assert [result["1"][0] for result in found["results"]] == [0, 0]
+    assert found["results"][1]["1"][1].startswith("[True, True] 1 1 None")
+    left = kept(tmp_path)
+    assert left["byRank"] == ["reads", "threads"]
+    for name, (_, why) in BAD.items():
+        assert left["leftOut"][name].startswith(why), name
+
+
+def test_attempt_waits_for_no_import_and_no_standby_outlives(site: Path, tmp_path: Path) -> None:
+    (site / "reads.py").write_text(
+        READS + "import pathlib, time\n"
+        "if 'STARTED' not in os.environ:\n"
+        "    pathlib.Path(os.environ['MARK'], str(os.getpid())).touch(); time.sleep(600)\n"
+    )
+    (tmp_path / "mark").mkdir()
+    text = SCRIPT.replace("import reads, threads\n", "os.environ['STARTED'] = '1'\nimport reads, threads\n")
+    found = run("ahead_never_ready", site, tmp_path, text)
+    for result in found["results"]:
+        assert result == {"0": says(False, 0), "1": says(False, 1)}
+    assert not any("without" in line for line in found["logs"]), found["logs"]
+
+
+def test_file_that_hides_a_module_imported_ahead_is_used(site: Path, tmp_path: Path) -> None:
+    text = SCRIPT.replace("print(there", "print(threads.__file__, there")
+    found = run("ahead", site, tmp_path, text, hidden=str(tmp_path / "work" / "threads.py"))
+    assert str(tmp_path / "work" / "threads.py") in found["results"][1]["0"][1]
+    assert any("without the warm process" in line for line in found["logs"]), found["logs"]
+
+
+def test_standby_that_has_not_reported_is_forked_instead() -> None:
+    """Its process may not exist yet: the order would be lost with the process between."""
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
+    pairs[0][1].send(b'{"done": 0, "seconds": 0}\n')
+    leash, other = socket.socketpair()
+    between = subprocess.Popen(["sleep", "60"])
+    waiting = standby.Standbys(between.pid, leash, [pair[0] for pair in pairs], [])
+    with other, open("/dev/null") as null:
+        assert waiting.start([b"{}", b"{}"], [null.fileno()] * 4) == [1]
+    for _, theirs in pairs:
+        theirs.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "attempt"),
+    [
+        ("LOCAL_RANK", True, False),
+        ("MASTER_PORT", True, True),
+        ("TORCHELASTIC_RESTART_COUNT", True, True),
+        ("TORCHELASTIC_RUN_ID", True, False),
+        ("HOROVOD_RANK", True, False),
+        ("HOME", False, False),
+    ],
+)
+def test_variable_differs_between(name: str, rank: bool, attempt: bool) -> None:
+    assert (rank_variables.is_per_rank(name), rank_variables.is_per_attempt(name)) == (rank, attempt)
