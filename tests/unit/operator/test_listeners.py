@@ -62,6 +62,22 @@ def test_progress_is_enqueued_when_the_wait_is_over_and_nothing_without_progress
     listening(test, wait_seconds=1.0)
 
 
+def test_same_page_of_the_next_agent_is_enqueued() -> None:
+    async def test(network: Network) -> None:
+        agent = network.add(A, page())
+        await network.until_heard(A)
+        await network.until("the listener to wait", lambda: agent.open)
+        restarted = pod(0, A)
+        restarted["status"]["containerStatuses"][1]["state"]["running"]["startedAt"] = "2026-01-01T00:00:00Z"
+        before = network.enqueued[KEY]
+        heard = network.observe(pods=[restarted])
+        assert (heard.page, heard.is_known) == (None, True)
+        await network.until("the page", lambda: network.enqueued[KEY] > before)
+        assert network.observe(pods=[restarted]).page is not None
+
+    listening(test, wait_seconds=3600.0)
+
+
 def test_agent_of_an_older_version_is_polled() -> None:
     async def test(network: Network) -> None:
         agent = network.add(A, page(), waits=False)

@@ -21,6 +21,8 @@ UNSETTLED_SECONDS = 5.0
 """Longest wait while the leader does not lead a running attempt: another agent may lead by now."""
 POLL_SECONDS = 2.0
 """Between two requests to an agent of a version that answers at once."""
+DROPPED = b""
+"""Stands for a page that is no longer believed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,8 @@ class Listener:
         if self._source is not None and _identities(wanted.pods, self._source[0]) != [self._source]:
             # A page of an agent that is gone, or of the one before it in the same pod.
             self._page = self._source = None
+            # The next page is news even if it is the same: this reconcile plans without one.
+            self._published = DROPPED, False
             is_woken = True
         if self._source is None and _identities(before.pods) != _identities(wanted.pods):
             self._client.see(wanted.job, wanted.pods)
