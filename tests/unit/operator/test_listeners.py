@@ -62,6 +62,24 @@ def test_progress_is_enqueued_when_the_wait_is_over_and_nothing_without_progress
     listening(test, wait_seconds=1.0)
 
 
+def test_more_productive_seconds_are_kept_for_the_next_plan_and_enqueue_nothing() -> None:
+    async def test(network: Network) -> None:
+        agent = network.add(A, page(progress={"step": 7}, productiveSeconds=0.0))
+        await network.until_heard(A)
+        before, answers = network.enqueued[KEY], len(agent.requests)
+        while len(agent.requests) < answers + 4:
+            agent.page = {**agent.page, "productiveSeconds": agent.page["productiveSeconds"] + 1}
+            await asyncio.sleep(0.01)
+        assert network.enqueued[KEY] == before
+        assert network.observe(A).page["productiveSeconds"] > 0
+        agent.page = {**agent.page, "productiveSeconds": 99.0, "progress": {"step": 8}}
+        await network.until("the step", lambda: network.enqueued[KEY] > before)
+        heard = network.observe(A).page
+        assert (heard["progress"]["step"], heard["productiveSeconds"]) == (8, 99.0)
+
+    listening(test, wait_seconds=0.2)
+
+
 def test_same_page_of_the_next_agent_is_enqueued() -> None:
     async def test(network: Network) -> None:
         agent = network.add(A, page())

@@ -16,6 +16,8 @@ LISTS = {
     "recoveries": (RECOVERY, RECOVERIES),
     "events": (EVENT, names.KEEP_EVENTS),
 }
+CLOCKED = ("productiveSeconds",)
+"""The fields that grow while nothing happens."""
 
 
 def slim(page: Object) -> Object:
@@ -29,6 +31,17 @@ def slim(page: Object) -> Object:
         kept[name] = [_fields(item, shape) for item in _list(page, name)[-newest:]]
     kept["members"] = [_member(each) for each in _list(page, "members")[-MEMBERS:] if _has_workers(each)]
     return kept
+
+
+def without_clock(page: Object) -> Object:
+    """Returns a slim `page` without the fields that grow with the clock alone.
+
+    Where two pages differ in these fields only, the later one is no cause for a plan: `throttle_status_writes` holds
+    the status back that would follow. Any other plan reads the newest page, so the productive seconds and the goodput
+    in the status are refreshed by the next change, and without one by the reconcile that is due each
+    `status_poll_seconds` while a pod runs, or by the resync.
+    """
+    return {name: value for name, value in page.items() if name not in CLOCKED}
 
 
 def _list(page: Object, name: str) -> list[object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import zlib
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from random import uniform
 
 from dtj_core.plan.leader_search import Answer, pod_name, read_answer
 from dtj_core.plan.model import Object
-from dtj_core.plan.slim_page import slim
+from dtj_core.plan.slim_page import slim, without_clock
 from dtj_operator.agent_client import AgentClient, Unanswered, agent_identity
 from dtj_operator.following.retry import Pace, retry_seconds, with_jitter
 
@@ -60,7 +61,11 @@ class Slots:
 
 
 class Listener:
-    """`changed`: called when there is something to reconcile for. `run` ends only by cancellation."""
+    """`changed`: called when there is something to reconcile for. `run` ends only by cancellation.
+
+    A page that differs from the last one by the passing of time alone is stored for the next reconcile, and causes
+    none (`without_clock`).
+    """
 
     def __init__(
         self,
@@ -86,7 +91,7 @@ class Listener:
         self._source: tuple[str, tuple[object, ...]] | None = None
         """Name of the pod that sent the page, and its identity."""
         self._published: tuple[bytes | None, bool] = None, False
-        """The page that `changed` was called for last, and whether nobody answered."""
+        """Digest of the page that `changed` was called for last, and whether nobody answered."""
 
     @property
     def is_silent(self) -> bool:
@@ -184,12 +189,14 @@ class Listener:
             self._waiting = None
 
     def _publish(self, answer: Answer | None) -> None:
-        """Stores the page of an answer, and calls `changed` if it differs from the last one."""
-        self._page = self._source = None
+        """Stores the page of an answer, and calls `changed` if more than the time differs from the last one."""
+        self._page = self._source = digest = None
         if answer is not None and (pod := self._pod(answer.pod)) is not None:
-            self._page = zlib.compress(json.dumps(slim(answer.page)).encode(), 1)
+            page = slim(answer.page)
+            self._page = zlib.compress(json.dumps(page).encode(), 1)
             self._source = answer.pod, agent_identity(pod)
-        published = self._page, answer is None
+            digest = hashlib.sha256(json.dumps(without_clock(page)).encode()).digest()
+        published = digest, answer is None
         if published != self._published:
             self._published = published
             self._changed()
