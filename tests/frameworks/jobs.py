@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +79,9 @@ def scaled_run(folder: Path, job: Path, logs: list[str] | None = None) -> dict[s
             return {}
         return found
 
-    def has_trained(attempt: int) -> bool:
-        now = status()
-        recoveries = now.get("recoveries", [])
-        before = max((each["resumedStep"] for each in recoveries), default=0)
-        return len(recoveries) == attempt - 1 and now.get("progress", {}).get("step", 0) > before
-
     def scale() -> None:
         for attempt, pods in ((1, 1), (2, 2)):
-            wait_until(f"attempt {attempt} trains", partial(has_trained, attempt), timeout=LIMIT)
+            wait_until(f"attempt {attempt} trains", lambda attempt=attempt: trains(status(), attempt), timeout=LIMIT)
             command = [sys.executable, "-m", "dtj.main", "scale", str(run_dir), "--replicas", str(pods)]
             subprocess.run(command, check=True, timeout=LIMIT)
 
@@ -96,10 +89,22 @@ def scaled_run(folder: Path, job: Path, logs: list[str] | None = None) -> dict[s
         scaling = threads.submit(scale)
         done = dtj_run(folder, job, "--run-dir", str(run_dir), logs=logs)
         scaling.result()
-    changes = [(r["reason"], r["fromReplicas"], r["toReplicas"], r["lostSteps"]) for r in done["recoveries"]]
+    changes = [(r["reason"], r["fromReplicas"], r["toReplicas"], r.get("lostSteps")) for r in done["recoveries"]]
     assert changes == [("GroupShrunk", 2, 1, 0), ("GroupGrown", 1, 2, 0)]
     assert done["restarts"]["counted"] == 0
     return done
+
+
+def trains(status: dict[str, Any], attempt: int) -> bool:
+    """Returns whether a running job has done a step of `attempt`.
+
+    A recovery is listed as soon as its attempt starts, and the step that it resumed from is known later.
+    """
+    resumed = [recovery.get("resumedStep") for recovery in status.get("recoveries", [])]
+    if len(resumed) != attempt - 1 or None in resumed:
+        return False
+    step: int = status.get("progress", {}).get("step", 0)
+    return step > max(resumed, default=0)
 
 
 def losses(folder: Path) -> dict[int, float]:
