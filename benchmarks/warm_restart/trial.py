@@ -85,11 +85,13 @@ def kill(framework: str, dice: random.Random) -> Trial:
 def phases(resumed: Sequence[Entry], fault: float) -> Trial:
     """Returns the seconds from `fault` to the first step of all ranks, as a whole and by phase, and the step.
 
-    A phase ends when the last rank has ended it.
+    A phase ends when the last rank has ended it. A phase whose moment no rank has logged is 0, and the next one has
+    its time.
     """
     step = min(entry.steps[0][1] for entry in resumed)
     ends = [max(entry.began for entry in resumed)]
-    ends += [max(entry.moments[moment] for entry in resumed) for moment in MOMENTS[1:]]
+    for moment in MOMENTS[1:]:
+        ends.append(max(entry.moments.get(moment, ends[-1]) for entry in resumed))
     ends.append(max(entry.steps[0][0] for entry in resumed))
     spans = {name: round(end - begin, 4) for name, begin, end in zip(PHASES, [fault, *ends], ends, strict=False)}
     return {"seconds": round(ends[-1] - fault, 4), "phases": spans, "step": step}

@@ -25,6 +25,15 @@ def test_each_phase_ends_with_its_last_rank_and_all_phases_make_the_whole() -> N
     assert (found["seconds"], found["step"]) == (1.1, 13)
 
 
+def test_phase_whose_moment_is_not_logged_is_zero_and_the_next_one_has_its_time() -> None:
+    """Lightning joins in `fit`, where its script has no hook."""
+    texts = (log(0, 10.1, 10.2, 10.5, 10.6, 10.7, 11.0), log(1, 10.2, 10.4, 10.5, 10.6, 10.9, 11.1))
+    lightning = ["".join(line for line in text.splitlines(True) if "joined" not in line) for text in texts]
+    found = phases([entry for text in lightning for entry in logbook.parse(text)], fault=10.0)
+    assert found["phases"] == dict(zip(PHASES, (0.2, 0.2, 0.0, 0.2, 0.3, 0.2), strict=True))
+    assert found["seconds"] == 1.1
+
+
 def trial(arm: str, seconds: float | None, load: float = 0.1) -> dict[str, Any]:
     spans = dict.fromkeys(PHASES, 0.05) | {"load": load}
     measured = {"seconds": None} if seconds is None else {"seconds": seconds, "phases": spans}
