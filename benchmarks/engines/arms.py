@@ -6,7 +6,6 @@ import json
 import shlex
 import socket
 import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +13,13 @@ from typing import Any, ClassVar, Literal
 
 from benchmarks.recovery import processes
 from benchmarks.recovery.arms import LOOPBACK, RANKS, Group, Ours, free_port
+from benchmarks.recovery.learning import has_learned
 from benchmarks.recovery.trials import NeverStartedError, wait
-from benchmarks.warm_restart.trial import LEARNED, LEFT_OUT
 
 HERE = Path(__file__).parent
 BUILD = HERE.parents[1] / "build"
 STEP_SECONDS = 0.05
 HEAD_SECONDS = 60.0
-QUIET_SECONDS = 5.0
 WARM = ("horovod", "deepspeed")
 """The engines with a warm process."""
 RAY = ("-m", "ray.scripts.scripts", "start")
@@ -91,21 +89,10 @@ class OurEngine(Launched, Ours):
     def __init__(self) -> None:
         super().__init__()
         self.SCRIPT = Path(self.script)
-        self.seen, self.since = 0, 0.0
 
     def is_settled(self) -> bool:
-        """Returns whether the warm processes, where the engine has them, have imported what they can of the script's.
-
-        A module that cannot be imported ahead is logged; there may be several.
-        """
-        if self.ENGINE not in WARM:
-            return True
-        logs = [path.read_text(errors="replace") for path in sorted(self.folder.glob("run/recovery-*.log"))]
-        seen = sum(map(len, logs))
-        if seen != self.seen:
-            self.seen, self.since = seen, time.monotonic()
-        is_quiet = time.monotonic() - self.since > QUIET_SECONDS
-        return is_quiet and all(LEARNED in text or LEFT_OUT in text for text in logs)
+        """Returns whether the warm processes have imported what they can of the script's, where the engine has them."""
+        return self.ENGINE not in WARM or has_learned(self.folder, least=self.pods)
 
 
 def ours(name: str) -> Callable[[], Launched]:

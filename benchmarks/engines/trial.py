@@ -7,12 +7,12 @@ import time
 from benchmarks.engines.arms import Arm, Launched
 from benchmarks.ledger import Trial
 from benchmarks.recovery import processes
+from benchmarks.recovery.learning import LEARNED_SECONDS
 from benchmarks.recovery.logbook import group_steps, newest, sized_steps
 from benchmarks.recovery.trials import LIMIT_SECONDS, NeverStartedError, started, wait
 
 HANG_SECONDS = 120.0
 """A group that makes no step for so long has hung."""
-LEARNED_SECONDS = 120.0
 VICTIM = 3
 EVERY, PLACE = 10, 6
 """Steps between two checkpoints, and those from the last checkpoint to the kill."""

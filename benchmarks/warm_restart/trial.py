@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.recovery import processes
 from benchmarks.recovery.arms import RANKS, Ours
+from benchmarks.recovery.learning import LEARNED_SECONDS, has_learned, left_out
 from benchmarks.recovery.logbook import Entry, group_steps, newest
 from benchmarks.recovery.trials import LIMIT_SECONDS, Trial, started, wait
 
@@ -22,8 +23,6 @@ PHASES = ("restart", "imports", "join", "build", "load", "first step")
 STEP_SECONDS = 0.05
 EVERY = 6
 """Steps between the saves of all but Accelerate, which saves every fourth."""
-LEARNED_SECONDS = 120.0
-LEARNED, LEFT_OUT = "imported for its next start", "warm process: no module"
 
 
 class Scripted(Ours):
@@ -42,18 +41,6 @@ class Scripted(Ours):
         """Returns the arguments of the script."""
         return [self.framework, str(self.folder / "out")]
 
-    def has_learned(self) -> bool:
-        """Returns whether each warm process has imported what its script did, if that was more than torch."""
-        logs = [path.read_text(errors="replace") for path in sorted(self.folder.glob("run/recovery-*.log"))]
-        reports = sum(1 for _ in self.folder.rglob("imports.json"))
-        return sum(LEARNED in text for text in logs) >= reports
-
-    def left_out(self) -> list[str]:
-        """Returns the packages that a warm process could not import ahead."""
-        logs = [path.read_text(errors="replace") for path in self.folder.glob("run/recovery-*.log")]
-        lines = [line for text in logs for line in text.splitlines() if LEFT_OUT in line]
-        return sorted({line.partition(LEFT_OUT)[2].strip() for line in lines})
-
 
 def installed() -> list[str]:
     """Returns the arms whose packages are here."""
@@ -63,7 +50,7 @@ def installed() -> list[str]:
 def kill(framework: str, dice: random.Random) -> Trial:
     """Kills a random rank between two saves, once its pod is warm."""
     with started(Scripted(framework), framework) as group:
-        learned = wait(group.has_learned, LEARNED_SECONDS)
+        learned = wait(lambda: has_learned(group.folder), LEARNED_SECONDS)
         rank, place = dice.randrange(RANKS), dice.uniform(0, STEP_SECONDS)
 
         def between_saves() -> bool:
@@ -75,7 +62,7 @@ def kill(framework: str, dice: random.Random) -> Trial:
         fault = time.monotonic()
         processes.send(victim)
         wait(lambda: bool(group_steps(group.entries(), fault)), LIMIT_SECONDS)
-        found = {"rank": rank, "learned": learned, "leftOut": group.left_out()}
+        found = {"rank": rank, "learned": learned, "leftOut": left_out(group.folder)}
         resumed = [entry for entry in group.entries() if entry.began > fault]
         if not group_steps(resumed):
             return {**found, "seconds": None, "output": group.output()[-1500:]}

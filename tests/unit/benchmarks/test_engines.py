@@ -79,6 +79,37 @@ def test_each_engine_has_one_arm_of_ours_for_each_kill_and_a_script() -> None:
     assert all(arms.script(engine).exists() for engine in ENGINES)
 
 
+LEARNED = "warm process: 70 modules that the script imported are imported for its next start, in 1.2 s\n"
+LEFT_OUT = "warm process: no module deepspeed (it has started 1 threads)\n"
+
+
+@pytest.mark.parametrize(
+    ("engine", "logs", "reports", "expected"),
+    [
+        ("deepspeed", (LEARNED, LEARNED), 2, True),
+        ("deepspeed", (LEFT_OUT + LEARNED, LEFT_OUT + LEARNED), 2, True),
+        ("deepspeed", (LEFT_OUT + LEARNED, LEFT_OUT), 2, False),
+        ("deepspeed", (LEARNED, ""), 2, False),
+        ("deepspeed", ("", ""), 0, False),
+        ("jax", ("", ""), 2, True),
+    ],
+)
+def test_arm_of_ours_is_settled_as_soon_as_each_warm_process_has_learned(
+    engine: str, logs: tuple[str, ...], reports: int, expected: bool
+) -> None:
+    group = arms.ours(engine)()
+    try:
+        for ordinal, text in enumerate(logs):
+            state = group.folder / f"run/pods/recovery-{ordinal}"
+            state.mkdir(parents=True)
+            (group.folder / f"run/recovery-{ordinal}.log").write_text(text)
+            if ordinal < reports:
+                (state / "imports.json").write_text("{}")
+        assert group.is_settled() is expected
+    finally:
+        group.close()
+
+
 def loop(how: str, line: str, folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(["bash", str(LOOP), how, "2", line], cwd=folder, stderr=subprocess.DEVNULL)
 

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.recovery import logbook
+from benchmarks.recovery.learning import has_learned, left_out
 from benchmarks.warm_restart.results import NAMES, TARGETS, render
 from benchmarks.warm_restart.trial import FRAMEWORKS, PHASES, phases
+
+
+def test_pods_have_learned_once_each_that_reported_imports_has_logged_them(tmp_path: Path) -> None:
+    for ordinal in range(2):
+        (tmp_path / f"run/state-{ordinal}").mkdir(parents=True)
+        (tmp_path / f"run/recovery-{ordinal}.log").write_text("warm process 7 is ready: 1300 modules in 2.1 s\n")
+    assert has_learned(tmp_path), "a script that imports torch alone reports nothing"
+    for ordinal in range(2):
+        (tmp_path / f"run/state-{ordinal}/imports.json").write_text("{}")
+        assert not has_learned(tmp_path)
+        with (tmp_path / f"run/recovery-{ordinal}.log").open("a") as file:
+            file.write("warm process: no module wandb (it has started 1 threads)\n")
+        assert not has_learned(tmp_path), "the others are imported after it"
+        with (tmp_path / f"run/recovery-{ordinal}.log").open("a") as file:
+            file.write("warm process: 70 modules that the script imported are imported for its next start, in 1.2 s\n")
+        assert has_learned(tmp_path)
+    assert left_out(tmp_path) == ["wandb (it has started 1 threads)"]
 
 
 def log(rank: int, begin: float, *moments: float) -> str:
