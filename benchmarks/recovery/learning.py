@@ -7,6 +7,8 @@ from pathlib import Path
 LEARNED_SECONDS = 120.0
 """Longest wait for `has_learned`. A pod that can import nothing of the script's ahead never has."""
 LEARNED, LEFT_OUT = "imported for its next start", "warm process: no module"
+BY_RANK, AHEAD = "it is imported ahead for each rank", "imported ahead for each rank, in"
+"""The first of a package that no process of all ranks can hold, the second once the process of each rank has it."""
 
 
 def has_learned(folder: Path, least: int = 0) -> bool:
@@ -17,7 +19,14 @@ def has_learned(folder: Path, least: int = 0) -> bool:
     known to report.
     """
     reports = sum(1 for _ in folder.rglob("imports.json"))
-    return sum(LEARNED in text for text in _logs(folder)) >= max(reports, least)
+    return sum(map(_is_settled, _logs(folder))) >= max(reports, least)
+
+
+def _is_settled(log: str) -> bool:
+    """Returns whether no import is to come: each rank's own follow all others."""
+    if BY_RANK not in log:
+        return LEARNED in log
+    return log.rfind(AHEAD) > max(log.rfind(LEARNED), log.rfind(BY_RANK))
 
 
 def left_out(folder: Path) -> list[str]:

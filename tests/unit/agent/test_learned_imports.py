@@ -111,6 +111,24 @@ def test_modules_that_depend_on_the_script_are_left_out(site: Path, tmp_path: Pa
         assert left_out[name].startswith(why), name
 
 
+def test_variable_that_a_script_had_set_for_an_import_alone_counts(site: Path, tmp_path: Path) -> None:
+    (site / "reads_changed.py").write_text("import os; os.environ.get('SET_BY_SCRIPT')\n")
+    set_for_it = "import os; os.environ['SET_BY_SCRIPT'] = '1'\nimport reads_changed\ndel os.environ['SET_BY_SCRIPT']\n"
+    learn("learned", site, tmp_path, set_for_it + SCRIPT)
+    assert kept(tmp_path)["leftOut"] == {"reads_changed": "it reads SET_BY_SCRIPT when it is imported"}
+
+
+def test_loop_over_all_variables_reads_none(site: Path, tmp_path: Path) -> None:
+    # A variable of a moment's absence is not the script's.
+    reads = "os.environ['PATH'], os.get_exec_path(), dict(os.environ), [k for k, v in os.environ.items()]"
+    (site / "copies.py").write_text(f"import os; kept = {reads}\n")
+    clears = "saved = dict(os.environ); os.environ.clear(); os.environ.update(saved)\n"
+    text = f"import os\n{clears}os.environ['SET_BY_SCRIPT'] = '1'\nimport copies\nprint(type(os.environ).__name__)\n"
+    found = learn("learned", site, tmp_path, text + SCRIPT)
+    assert found["results"][1]["0"] == [0, "_Environ\nTrue"]
+    assert kept(tmp_path)["leftOut"] == {}
+
+
 def test_imports_reported_during_a_try_are_not_lost(site: Path, tmp_path: Path) -> None:
     (site / "heavy" / "part.py").write_text(WAITS)
     (site / "later.py").write_text("")
@@ -165,7 +183,7 @@ def test_package_of_the_command_is_user_code() -> None:
 @pytest.mark.parametrize("text", ["", "[", "[]", '{"modules": 1, "leftOut": []}', '{"modules": [1, "a b", "a..b"]}'])
 def test_file_that_is_not_whole_holds_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / learned.LEARNED_FILE).write_text(text)
-    assert learned.read(str(tmp_path)) == ([], {}, frozenset(), {})
+    assert learned.read(str(tmp_path)) == ([], {}, frozenset(), frozenset())
 
 
 GIB = 1 << 30

@@ -30,6 +30,22 @@ def test_pods_have_learned_once_each_that_reported_imports_has_logged_them(tmp_p
     assert left_out(tmp_path) == ["wandb (it has started 1 threads)"]
 
 
+def test_pod_whose_ranks_import_by_themselves_has_learned_once_they_have(tmp_path: Path) -> None:
+    (tmp_path / "run/state-0").mkdir(parents=True)
+    (tmp_path / "run/state-0/imports.json").write_text("{}")
+    lines = (
+        "no module pandas (it has started 1 threads); it is imported ahead for each rank",
+        "70 modules that the script imported are imported for its next start, in 1.2 s",
+        "308 modules that the script imported are imported ahead for each rank, in 2.4 s",
+    )
+    seen = []
+    for line in lines:
+        with (tmp_path / "run/recovery-0.log").open("a") as file:
+            file.write(f"warm process: {line}\n")
+        seen.append(has_learned(tmp_path))
+    assert seen == [False, False, True]
+
+
 def log(rank: int, begin: float, *moments: float) -> str:
     names = ("imported", "joined", "built", "loaded")
     lines = [f"{name} {when}" for name, when in zip(names, moments, strict=False)]

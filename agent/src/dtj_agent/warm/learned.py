@@ -8,14 +8,14 @@ survive a restart of the container.
 from __future__ import annotations
 
 import atexit
-import hashlib
 import json
 import os
 import sys
-from types import MappingProxyType, ModuleType
-from typing import Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from types import ModuleType
+from typing import Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
 from dtj_agent.warm import script
+from dtj_agent.warm.script_changes import ScriptChanges, is_installed
 
 IMPORTS_FILE = "imports.json"  # a worker's
 LEARNED_FILE = "learned.json"  # the warm process's
@@ -23,7 +23,6 @@ NEWS_FIFO = "imports.fifo"  # a byte for each new file of a worker
 MAX_MODULES = 10_000
 MAX_NAME = 200
 MAX_FILE_BYTES = 2 * 1024 * 1024
-_INSTALLED = ("site-packages", "dist-packages")
 _OURS = ("dtj_agent", "dtj_contract", "dtj_trainer")
 # The parts of torch have little to do with each other, and torch itself is always there.
 _SPLIT = ("torch",)
@@ -36,8 +35,8 @@ class Learned(NamedTuple):
     left_out: Dict[str, str]
     by_rank: FrozenSet[str] = frozenset()
     """Those of the packages left out that a process of one rank can import."""
-    changed: Mapping[str, str] = MappingProxyType({})
-    """Variables that the script or its imports have changed, with `digest` of what they are since."""
+    changed: FrozenSet[str] = frozenset()
+    """Variables that the script has set itself, perhaps before an import that reads them."""
 
     def without(self, package: str, why: str, by_rank: bool) -> Learned:
         """Returns the same with one more package left out."""
@@ -53,11 +52,6 @@ def package(module: str) -> str:
     return ".".join(parts[:2]) if parts[0] in _SPLIT else parts[0]
 
 
-def digest(value: Optional[str]) -> str:
-    """Returns a text by which values of a variable can be compared; a secret must not be in the file."""
-    return "" if value is None else hashlib.sha256(os.fsencode(value)).hexdigest()
-
-
 def read(folder: str) -> Learned:
     """Returns what was kept, with what a worker has reported since."""
     kept, reported = _load(os.path.join(folder, LEARNED_FILE)), _load(os.path.join(folder, IMPORTS_FILE))
@@ -68,7 +62,7 @@ def read(folder: str) -> Learned:
         list(dict.fromkeys(names))[:MAX_MODULES],
         reasons,
         frozenset(_names(kept.get("byRank"))) & reasons.keys(),
-        {str(name): str(value) for name, value in changed.items()} if isinstance(changed, dict) else {},
+        frozenset(map(str, changed)) if isinstance(changed, list) else frozenset(),
     )
 
 
@@ -82,7 +76,7 @@ def report_of(folder: str, command: Sequence[str], before: "frozenset[str]") -> 
     """Returns a function that writes once what this worker has imported beside `before`; it runs at the exit at the
     latest.
     """
-    environ, worker = dict(os.environ), os.getpid()
+    changes, worker = ScriptChanges(), os.getpid()
     done = False
 
     def report() -> None:
@@ -94,9 +88,8 @@ def report_of(folder: str, command: Sequence[str], before: "frozenset[str]") -> 
         found = third_party(before, command)
         if not found:
             return
-        changed = {name: digest(os.environ.get(name)) for name, _ in environ.items() ^ os.environ.items()}
         try:
-            _replace(os.path.join(folder, IMPORTS_FILE), {"modules": found, "changed": changed})
+            _replace(os.path.join(folder, IMPORTS_FILE), {"modules": found, "changed": sorted(changes.end())})
             news = os.open(os.path.join(folder, NEWS_FIFO), os.O_WRONLY | os.O_NONBLOCK)
             os.write(news, b"\0")
             os.close(news)
@@ -119,7 +112,7 @@ def third_party(before: "frozenset[str]", command: Sequence[str]) -> List[str]:
         path, spec = module.__dict__.get("__file__"), module.__dict__.get("__spec__")
         # An alias, as of a vendored module, can't be imported by that name.
         is_itself = getattr(spec, "name", None) == name
-        if is_itself and isinstance(path, str) and not set(_INSTALLED).isdisjoint(path.split(os.sep)):
+        if is_itself and isinstance(path, str) and is_installed(path):
             found.append(name)
     return found[:MAX_MODULES]
 

@@ -8,9 +8,9 @@ import os
 import random
 import sys
 from types import TracebackType
-from typing import AbstractSet, ClassVar, FrozenSet, List, Mapping, NamedTuple, Optional, Set, Tuple, Type
+from typing import AbstractSet, ClassVar, FrozenSet, Iterator, List, NamedTuple, Optional, Set, Tuple, Type
 
-from dtj_agent.warm import learned, preload
+from dtj_agent.warm import preload
 from dtj_agent.warm.rank_variables import is_per_attempt, is_per_rank
 
 
@@ -25,11 +25,10 @@ class WatchedImports:
     """A context in which `fetch` imports modules.
 
     `of_rank`: whether this process has the variables of one rank, and is not forked any more.
-    `changed`: see learned.Learned. A variable that an import has read must be since what it was in the script, because
-    otherwise the script has set it, perhaps before that import.
+    `changed`: variables that the script sets itself, perhaps before an import that reads them.
     """
 
-    def __init__(self, of_rank: bool, changed: Mapping[str, str]) -> None:
+    def __init__(self, of_rank: bool, changed: AbstractSet[str]) -> None:
         self._of_rank = of_rank
         self._changed = changed
         self._sockets = _sockets()
@@ -56,8 +55,8 @@ class WatchedImports:
         left = preload.open_accelerator() or _left_behind(self._sockets)
         if left is not None:
             return Obstacle(left)
-        read = set(_WatchedEnvironment.read)
-        unknown = {each for each in read if is_per_attempt(each) or self._is_of_script(each)}
+        read = _WatchedEnvironment.read
+        unknown = {each for each in read if is_per_attempt(each) or each in self._changed}
         if unknown:
             return Obstacle(_reads(unknown))
         of_rank = set() if self._of_rank else {each for each in read if is_per_rank(each)}
@@ -76,9 +75,6 @@ class WatchedImports:
         if threads > 1:
             return Obstacle("it has started %d threads" % (threads - 1), by_rank=True)
         return Obstacle(_reads(of_rank), by_rank=True) if of_rank else None
-
-    def _is_of_script(self, name: str) -> bool:
-        return name in self._changed and self._changed[name] != learned.digest(os.environ.get(name))
 
 
 def _reads(names: AbstractSet[str]) -> str:
@@ -157,10 +153,21 @@ class _WatchedArguments(List[str]):
 
 
 class _WatchedEnvironment(type(os.environ)):  # type: ignore[misc]
-    """os.environ while modules are imported: notes the variables that are read."""
+    """os.environ while modules are imported: notes the variables that are read.
+
+    A loop over all of them, as to find those with a prefix or to copy them, reads none.
+    """
 
     read: ClassVar[Set[str]] = set()
+    passed: ClassVar[Optional[str]] = None
+
+    def __iter__(self) -> Iterator[str]:
+        for key in super().__iter__():
+            _WatchedEnvironment.passed = key
+            yield key
+        _WatchedEnvironment.passed = None
 
     def __getitem__(self, key: str) -> str:
-        self.read.add(key)
+        if key != self.passed and isinstance(key, str):  # os.get_exec_path tries bytes
+            self.read.add(key)
         return super().__getitem__(key)  # type: ignore[no-any-return]
