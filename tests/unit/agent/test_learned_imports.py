@@ -34,8 +34,9 @@ DEPENDS = {
     "reads_changed": ("import os; os.environ.get('SET_BY_SCRIPT')", "it reads SET_BY_SCRIPT when"),
     "reads_attempt": ("import os; os.environ['DTJ_ATTEMPT'] if 'DTJ_ATTEMPT' in os.environ else 0", "it reads DTJ_AT"),
     "reads_argv": ("import sys; sys.argv[1:]", "it reads the script's arguments"),
-    "logs": ("import logging; logging.basicConfig()", "it configures logging"),
-    "draws": ("import random; random.random()", "it configures logging, or draws"),
+    "logs": ("import logging; logging.basicConfig()", "it configures logging or"),
+    "handles": ("import signal; signal.signal(10, lambda *_: None)", "it configures logging or signals"),
+    "draws": ("import random; random.random()", "it configures logging or signals, or draws"),
 }
 
 
@@ -54,8 +55,8 @@ def learn(scenario: str, site: Path, tmp_path: Path, text: str = SCRIPT, **reque
     environ = {"PYTHONPATH": str(site), "GO": str(tmp_path / "go")}
     state = tmp_path / "state"
     state.mkdir(exist_ok=True)
-    command = ["python3", "-u", "script.py"]
-    return drive(scenario, site, work, environ, command=command, folder=str(state), go=environ["GO"], **request)
+    request = {"command": ["python3", "-u", "script.py"], **request}
+    return drive(scenario, site, work, environ, folder=str(state), go=environ["GO"], **request)
 
 
 def kept(tmp_path: Path) -> Any:
@@ -68,7 +69,12 @@ def test_second_attempt_finds_the_imports_of_the_first(site: Path, tmp_path: Pat
     assert first == {"0": [0, "False\n1"], "1": [0, "False\n1"]}
     assert second == {"0": [0, "True\n1"], "1": [0, "True\n1"]}
     # User code, which may change between two attempts, is not among them.
-    assert kept(tmp_path) == {"modules": ["heavy", "heavy.part"], "leftOut": {}, "byRank": []}
+    assert kept(tmp_path) == {
+        "modules": ["heavy", "heavy.part"],
+        "leftOut": {},
+        "byRank": [],
+        "changed": {"SET_BY_HEAVY": ["heavy"]},
+    }
     assert found["imported"] == ["warm process: 2 modules that the script imported are imported for its next start"]
     # A restarted agent begins with them: no worker has to report them again.
     again = learn("ranks", site, tmp_path)
@@ -116,6 +122,31 @@ def test_variable_that_a_script_had_set_for_an_import_alone_counts(site: Path, t
     set_for_it = "import os; os.environ['SET_BY_SCRIPT'] = '1'\nimport reads_changed\ndel os.environ['SET_BY_SCRIPT']\n"
     learn("learned", site, tmp_path, set_for_it + SCRIPT)
     assert kept(tmp_path)["leftOut"] == {"reads_changed": "it reads SET_BY_SCRIPT when it is imported"}
+
+
+SETS = "import os; os.environ['Q_HOME'] = '/data'\n{more}\nimport q\n"
+
+
+@pytest.mark.parametrize("more", ["", "import logging; logging.basicConfig()", "os.environ.get('RANK')"])
+@pytest.mark.parametrize("command", [["script.py"], ["-m", "mt.train"]])
+def test_variable_that_a_package_sets_before_it_imports_another_counts(
+    site: Path, tmp_path: Path, more: str, command: list[str]
+) -> None:
+    (site / "q.py").write_text("import os; home = os.environ.get('Q_HOME', 'default')\n")
+    (site / "sets.py").write_text(SETS.format(more=more))
+    (site / "mt").mkdir()
+    (site / "mt" / "__init__.py").write_text("")
+    by_itself = SETS.format(more="") if command[0] == "-m" else "import sets, q\n"
+    text = f"{by_itself}print(q.home)\n{SCRIPT}"
+    (site / "mt" / "train.py").write_text(text.replace(", beside", ""))
+    found = learn("learned", site, tmp_path, text, command=["python3", "-u", *command])
+    assert [result["0"][1].splitlines()[0] for result in found["results"]] == ["/data", "/data"], found
+    assert kept(tmp_path)["leftOut"]["q"] == "it reads Q_HOME when it is imported"
+
+
+def test_script_may_replace_the_environment(site: Path, tmp_path: Path) -> None:
+    found = learn("learned", site, tmp_path, "import os; os.environ = dict(os.environ)\n" + SCRIPT)
+    assert [result["0"] for result in found["results"]] == [[0, "False"], [0, "True"]], found
 
 
 def test_loop_over_all_variables_reads_none(site: Path, tmp_path: Path) -> None:
@@ -183,7 +214,7 @@ def test_package_of_the_command_is_user_code() -> None:
 @pytest.mark.parametrize("text", ["", "[", "[]", '{"modules": 1, "leftOut": []}', '{"modules": [1, "a b", "a..b"]}'])
 def test_file_that_is_not_whole_holds_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / learned.LEARNED_FILE).write_text(text)
-    assert learned.read(str(tmp_path)) == ([], {}, frozenset(), frozenset())
+    assert learned.read(str(tmp_path)) == ([], {}, frozenset(), {})
 
 
 GIB = 1 << 30

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,13 @@ def test_next_attempt_of_the_same_group_uses_its_imports(site: Path, tmp_path: P
 
 
 BAD = {
+    "peeks": (
+        "import os; os.environ['RANK']\n"
+        "if any(k.startswith('TORCHELASTIC_RESTART') for k in os.environ): os.environ['TORCHELASTIC_RESTART_COUNT']",
+        "it reads TORCHELASTIC_RESTART_COUNT when",
+    ),
     "port": ("import os; os.environ['RANK'], os.environ.get('MASTER_PORT')", "it reads MASTER_PORT when"),
-    "seeds": ("import os, random; os.environ['RANK']; random.seed(1)", "it configures logging, or draws or seeds"),
+    "seeds": ("import os, random; os.environ['RANK']; random.seed(1)", "it configures logging or signals, or draws or"),
     "ends": (
         "import __main__, os, threads; 'RANK' in os.environ and (hasattr(__main__, 'here') or os._exit(3))",
         "its",
@@ -103,6 +109,26 @@ def test_package_that_no_process_can_import_ahead_is_left_to_the_script(site: Pa
         assert left["leftOut"][name].startswith(why or "its import ended the process"), name
 
 
+def test_copy_of_all_variables_reads_none(site: Path, tmp_path: Path) -> None:
+    (site / "reads.py").write_text(READS + "kept = dict(os.environ), os.environ.copy(), {**os.environ}\n")
+    second = run("ahead", site, tmp_path)["results"][1]
+    assert second == {"0": says(True, 0), "1": says(True, 1)}
+
+
+def test_package_whose_import_was_killed_once_gets_another_try(site: Path, tmp_path: Path) -> None:
+    (site / "reads.py").write_text(
+        READS + "import __main__, pathlib, time\n"
+        "mark = pathlib.Path(os.environ['MARK'])\n"
+        "if not hasattr(__main__, 'here'):\n"
+        "    (mark / str(os.getpid())).touch()\n"
+        "    while not (mark / 'go').exists(): time.sleep(0.01)\n"
+    )
+    (tmp_path / "mark").mkdir()
+    second = run("ahead_killed", site, tmp_path, "here = True\n" + SCRIPT)["results"][1]
+    assert second == {"0": says(True, 0), "1": says(True, 1)}
+    assert kept(tmp_path)["byRank"] == ["reads", "threads"]
+
+
 def test_attempt_waits_for_no_import_and_no_standby_outlives(site: Path, tmp_path: Path) -> None:
     (site / "reads.py").write_text(
         READS + "import __main__, pathlib, time\n"
@@ -121,6 +147,19 @@ def test_file_that_hides_a_module_imported_ahead_is_used(site: Path, tmp_path: P
     found = run("ahead", site, tmp_path, text, hidden=str(tmp_path / "work" / "threads.py"))
     assert str(tmp_path / "work" / "threads.py") in found["results"][1]["0"][1]
     assert any("without the warm process" in line for line in found["logs"]), found["logs"]
+
+
+def test_standby_whose_report_nobody_has_read_ends_in_silence() -> None:
+    text = (
+        "from dtj_agent.warm import standby\n"
+        "for _ in range(20):\n"
+        "    found = standby.begin([{}, {}], None, lambda: None)\n"
+        "    assert isinstance(found, standby.Standbys)\n"
+        "    found.end()\n"
+    )
+    # The end of the pipe is the end of all forks.
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_standby_that_has_not_reported_is_forked_instead() -> None:

@@ -157,6 +157,20 @@ def ahead(request: Any) -> Any:
     return {"results": results, "logs": driver.logs}
 
 
+def ahead_killed(request: Any) -> Any:
+    """Kills a standby that imports, once, and runs a second attempt when the imports of each rank are there."""
+    driver = Driver([], folder=request["folder"])
+    driver.ready()
+    results = [driver.run(request["command"], 2)]
+    driver.until(lambda: len(_marked(request["mark"])) == 2, "two standbys that import")
+    os.kill(_marked(request["mark"])[0], signal.SIGKILL)
+    Path(request["mark"], "go").touch()
+    driver.until(lambda: any("ahead for each rank, in" in line for line in driver.logs), "the imports of each rank")
+    results.append(driver.run(request["command"], 2))
+    driver.close()
+    return {"results": results, "logs": driver.logs}
+
+
 def ahead_never_ready(request: Any) -> Any:
     """Runs a second attempt while the standbys of two ranks import, and ends the warm process while others do."""
     driver = Driver([], folder=request["folder"])
@@ -177,7 +191,7 @@ def ahead_never_ready(request: Any) -> Any:
 def _marked(mark: str) -> list[int]:
     """Returns the living processes that have made a file of their pid in `mark`."""
     living = set(_living())
-    return [int(path.name) for path in Path(mark).iterdir() if int(path.name) in living]
+    return [int(path.name) for path in Path(mark).iterdir() if path.name.isdigit() and int(path.name) in living]
 
 
 def _learnings(driver: Driver) -> list[str]:

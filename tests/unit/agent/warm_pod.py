@@ -64,7 +64,8 @@ class Driver:
         self.until(lambda: self.warm.is_ready or self.warm.is_off, "a warm process")
 
     def environments(self, ranks: int, **more: str) -> dict[int, dict[str, str]]:
-        own = {"DTJ_ATTEMPT": "1", "DTJ_AGENT_SOCKET": "/nowhere", "IN_WORKER": "1", **more}
+        own = {"DTJ_ATTEMPT": "1", "DTJ_AGENT_SOCKET": "/nowhere", "IN_WORKER": "1", "MASTER_PORT": "29500"}
+        own = {**own, "TORCHELASTIC_RESTART_COUNT": "0", **more}
         return {rank: {**os.environ, **own, "RANK": str(rank)} for rank in range(ranks)}
 
     def begin(self, command: list[str], ranks: int = 1, plain: bool = False, **more: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
 from typing import Optional, Sequence, Tuple
 
-from dtj_agent.warm import learned, preload, script
+from dtj_agent.warm import preload, script
 from dtj_agent.warm.import_report import ReportWriter
+from dtj_agent.warm.script_changes import package
 from dtj_agent.warm.watched_imports import Obstacle, WatchedImports
 
 LEAST_ROOM_BYTES = 1 << 30
@@ -47,6 +49,8 @@ def import_all(
     the name of each.
     """
     for name in modules:
+        if name in sys.modules:  # by now
+            continue
         report.importing(name)
         if announce is not None:
             announce({"importing": name})
@@ -56,7 +60,7 @@ def import_all(
             hidden = script.shadowed(command)
             obstacle = Obstacle(hidden) if hidden is not None else None
         if obstacle is not None:
-            return learned.package(name), obstacle
+            return package(name), obstacle
         if announce is None:
             time.sleep(min(REST_SECONDS, REST_SHARE * (time.monotonic() - began)))
     # Garbage of an import would count as the script's: an optimizer for example.
@@ -67,7 +71,7 @@ def import_all(
 
 
 def yield_processor(yields: bool) -> None:
-    """Lets other processes of this container run first; that can be taken back, as niceness can't.
+    """Marks this process as one that preempts no other; that can be taken back, as niceness can't.
 
     Threads that an import has started have inherited it.
     """

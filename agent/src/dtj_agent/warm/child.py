@@ -112,13 +112,18 @@ def set_environment(
     kept: Sequence[str], own: Mapping[str, str], changes: Mapping[str, Optional[str]] = MappingProxyType({})
 ) -> None:
     """Gives this process `own` beside the variables named in `kept`, and then `changes`; None removes a variable."""
-    for name in set(os.environ).difference(kept):
-        del os.environ[name]
-    os.environ.update(own)
-    for name, value in changes.items():
-        if value is None:
-            os.environ.pop(name, None)
+    target = {name: os.environ[name] for name in kept if name in os.environ}
+    target.update(own)
+    for name, changed in changes.items():
+        if changed is None:
+            target.pop(name, None)
         else:
+            target[name] = changed
+    # Only what differs is written, because threads of an import may read the others meanwhile.
+    for name in os.environ.keys() - target.keys():
+        del os.environ[name]
+    for name, value in target.items():
+        if os.environ.get(name) != value:
             os.environ[name] = value
 
 

@@ -7,7 +7,7 @@ import os
 import select
 from typing import Dict, NamedTuple, Optional
 
-from dtj_agent.warm import learned
+from dtj_agent.warm.script_changes import package
 
 IMPORT_SECONDS = 60.0  # one module, in the background
 NO_PACKAGE = "?"
@@ -22,6 +22,8 @@ class Verdict(NamedTuple):
     why: str
     by_rank: bool = False
     """Whether the package can be imported by a process that becomes one rank."""
+    died: bool = False
+    """Whether the process has ended, which something else may have caused."""
     modules: int = 0
     seconds: float = 0.0
 
@@ -56,11 +58,9 @@ class ReportReader:
                 return Verdict(message[_BAD], message["why"], message["byRank"])
             self._importing, self.until = message[_BEGINNING], now + IMPORT_SECONDS
         if ended:
-            return Verdict(learned.package(self._importing) or NO_PACKAGE, "its import ended the process")
+            return Verdict(package(self._importing) or NO_PACKAGE, "its import ended the process", died=True)
         if now > self.until:
-            return Verdict(
-                learned.package(self._importing) or NO_PACKAGE, "its import took more than %d s" % IMPORT_SECONDS
-            )
+            return Verdict(package(self._importing) or NO_PACKAGE, "its import took more than %d s" % IMPORT_SECONDS)
         return None
 
 

@@ -11,11 +11,11 @@ import atexit
 import json
 import os
 import sys
-from types import ModuleType
-from typing import Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
+from types import MappingProxyType, ModuleType
+from typing import Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from dtj_agent.warm import script
-from dtj_agent.warm.script_changes import ScriptChanges, is_installed
+from dtj_agent.warm.script_changes import ScriptChanges, is_installed, package
 
 IMPORTS_FILE = "imports.json"  # a worker's
 LEARNED_FILE = "learned.json"  # the warm process's
@@ -24,8 +24,6 @@ MAX_MODULES = 10_000
 MAX_NAME = 200
 MAX_FILE_BYTES = 2 * 1024 * 1024
 _OURS = ("dtj_agent", "dtj_contract", "dtj_trainer")
-# The parts of torch have little to do with each other, and torch itself is always there.
-_SPLIT = ("torch",)
 
 
 class Learned(NamedTuple):
@@ -35,8 +33,8 @@ class Learned(NamedTuple):
     left_out: Dict[str, str]
     by_rank: FrozenSet[str] = frozenset()
     """Those of the packages left out that a process of one rank can import."""
-    changed: FrozenSet[str] = frozenset()
-    """Variables that the script has set itself, perhaps before an import that reads them."""
+    changed: Mapping[str, Sequence[str]] = MappingProxyType({})
+    """Variables that have been changed, with the packages whose imports have set each of them; none: the script has."""
 
     def without(self, package: str, why: str, by_rank: bool) -> Learned:
         """Returns the same with one more package left out."""
@@ -46,29 +44,24 @@ class Learned(NamedTuple):
         )
 
 
-def package(module: str) -> str:
-    """Returns the package that is left out with a module."""
-    parts = module.split(".")
-    return ".".join(parts[:2]) if parts[0] in _SPLIT else parts[0]
-
-
 def read(folder: str) -> Learned:
     """Returns what was kept, with what a worker has reported since."""
     kept, reported = _load(os.path.join(folder, LEARNED_FILE)), _load(os.path.join(folder, IMPORTS_FILE))
-    left_out, changed = kept.get("leftOut"), reported.get("changed")
+    left_out = kept.get("leftOut")
     reasons = {str(key): str(why) for key, why in left_out.items()} if isinstance(left_out, dict) else {}
     names = [*_names(kept.get("modules")), *_names(reported.get("modules"))]
     return Learned(
         list(dict.fromkeys(names))[:MAX_MODULES],
         reasons,
         frozenset(_names(kept.get("byRank"))) & reasons.keys(),
-        frozenset(map(str, changed)) if isinstance(changed, list) else frozenset(),
+        {**_changes(kept.get("changed")), **_changes(reported.get("changed"))},
     )
 
 
 def keep(folder: str, learned: Learned) -> None:
     """Writes the file of the warm process; a folder that takes none costs the next container what was learned."""
-    content = {"modules": learned.modules, "leftOut": learned.left_out, "byRank": sorted(learned.by_rank)}
+    content: Dict[str, object] = {"modules": learned.modules, "leftOut": learned.left_out}
+    content.update(byRank=sorted(learned.by_rank), changed=dict(learned.changed))
     _replace(os.path.join(folder, LEARNED_FILE), content)
 
 
@@ -76,7 +69,7 @@ def report_of(folder: str, command: Sequence[str], before: "frozenset[str]") -> 
     """Returns a function that writes once what this worker has imported beside `before`; it runs at the exit at the
     latest.
     """
-    changes, worker = ScriptChanges(), os.getpid()
+    changes, worker = ScriptChanges(users_package(command)), os.getpid()
     done = False
 
     def report() -> None:
@@ -85,11 +78,11 @@ def report_of(folder: str, command: Sequence[str], before: "frozenset[str]") -> 
             return
         done = True
         atexit.unregister(report)
-        found = third_party(before, command)
+        changed, found = changes.end(), third_party(before, command)
         if not found:
             return
         try:
-            _replace(os.path.join(folder, IMPORTS_FILE), {"modules": found, "changed": sorted(changes.end())})
+            _replace(os.path.join(folder, IMPORTS_FILE), {"modules": found, "changed": changed})
             news = os.open(os.path.join(folder, NEWS_FIFO), os.O_WRONLY | os.O_NONBLOCK)
             os.write(news, b"\0")
             os.close(news)
@@ -102,7 +95,7 @@ def report_of(folder: str, command: Sequence[str], before: "frozenset[str]") -> 
 
 def third_party(before: "frozenset[str]", command: Sequence[str]) -> List[str]:
     """Returns the installed modules in sys.modules that are not in `before` and not the user's, in their order."""
-    users = _users_package(command)
+    users = users_package(command)
     found = []
     for name, module in list(sys.modules.items()):
         if name in before or not isinstance(module, ModuleType) or not _is_plain(name):
@@ -117,7 +110,7 @@ def third_party(before: "frozenset[str]", command: Sequence[str]) -> List[str]:
     return found[:MAX_MODULES]
 
 
-def _users_package(command: Sequence[str]) -> Tuple[str, ...]:
+def users_package(command: Sequence[str]) -> Tuple[str, ...]:
     """Returns the package of `-m MODULE`, which is user code also where it is installed."""
     place, is_module = script.split(command)
     return (package(command[place]),) if is_module else ()
@@ -125,6 +118,11 @@ def _users_package(command: Sequence[str]) -> Tuple[str, ...]:
 
 def _is_plain(name: object) -> bool:
     return isinstance(name, str) and len(name) <= MAX_NAME and all(part.isidentifier() for part in name.split("."))
+
+
+def _changes(value: object) -> Dict[str, List[str]]:
+    found = value if isinstance(value, dict) else {}
+    return {str(name): list(map(str, by)) for name, by in found.items() if isinstance(by, list)}
 
 
 def _names(value: object) -> List[str]:

@@ -11,9 +11,10 @@ import sys
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
-from dtj_agent.warm import background, child, learned
+from dtj_agent.warm import background, child
 from dtj_agent.warm.import_report import ReportWriter
 from dtj_agent.warm.learned import Learned
+from dtj_agent.warm.script_changes import package
 from dtj_agent.warm.watched_imports import WatchedImports
 
 
@@ -27,7 +28,7 @@ class Imported(NamedTuple):
 
 def modules(found: Learned) -> List[str]:
     """Returns the learned modules that each rank has to import itself, in their order."""
-    return [name for name in found.modules if learned.package(name) in found.by_rank]
+    return [name for name in found.modules if package(name) in found.by_rank]
 
 
 def import_for(order: Mapping[str, Any], found: Learned, report: ReportWriter) -> Imported:
@@ -38,9 +39,8 @@ def import_for(order: Mapping[str, Any], found: Learned, report: ReportWriter) -
     child.set_environment(order["kept"], {**order["own"], **order["changed"]})
     before, started, count = dict(os.environ), time.monotonic(), len(sys.modules)
     background.yield_processor(True)
-    missing = [name for name in modules(found) if name not in sys.modules]
     with WatchedImports(True, found.changed) as imports:
-        bad = background.import_all(missing, imports, order["command"], report)
+        bad = background.import_all(modules(found), imports, order["command"], report)
     if bad is not None:
         package, obstacle = bad
         report.bad(package, obstacle.why, by_rank=False)

@@ -1,13 +1,21 @@
-"""The variables that a script sets in os.environ, as distinct from those that the imports of installed packages set."""
+"""Finds out who changes a variable: the script, or the import of an installed package."""
 
 from __future__ import annotations
 
 import os
 import sys
 from types import FrameType
-from typing import Any, ClassVar, Dict, Optional, Set, Type
+from typing import Any, ClassVar, Dict, List, Optional, Sequence, Set, Type
 
 _INSTALLED = frozenset(("site-packages", "dist-packages"))
+# The parts of torch have little to do with each other, and torch itself is always there.
+_SPLIT = ("torch",)
+
+
+def package(module: str) -> str:
+    """Returns the package that is left out with a module."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] in _SPLIT else parts[0]
 
 
 def is_installed(path: str) -> bool:
@@ -15,28 +23,37 @@ def is_installed(path: str) -> bool:
     return not _INSTALLED.isdisjoint(path.split(os.sep))
 
 
+def importing(users: Sequence[str] = ()) -> Optional[str]:
+    """Returns the installed package whose module's body runs and has called this function, the innermost of them.
+
+    `users`: packages that are the script's own although they are installed, as that of `-m MODULE`.
+    """
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and is_installed(frame.f_code.co_filename):
+            name = package(str(frame.f_globals.get("__name__")))
+            if name != "__main__" and name not in users:
+                return name
+        frame = frame.f_back
+    return None
+
+
 class ScriptChanges:
     """Notes the changes of os.environ from its creation to `end`. Costs nothing but at a change."""
 
-    def __init__(self) -> None:
+    def __init__(self, users: Sequence[str]) -> None:
+        self._environ = os.environ  # which the script may replace
         self._class: Type[Any] = os.environ.__class__
-        _NotingEnvironment.known, _NotingEnvironment.changed = dict(os.environ), set()
-        os.environ.__class__ = _NotingEnvironment
+        noting = _NotingEnvironment
+        noting.known, noting.by_script, noting.by_import, noting.users = dict(os.environ), set(), {}, users
+        os.environ.__class__ = noting
 
-    def end(self) -> Set[str]:
-        """Returns the variables that the script has set to another value, or removed."""
-        os.environ.__class__ = self._class
-        return _NotingEnvironment.changed.union(_NotingEnvironment.known.keys() - os.environ.keys())
-
-
-def _is_of_import() -> bool:
-    """Returns whether the body of an installed module runs, which may have called what changes a variable now."""
-    frame: Optional[FrameType] = sys._getframe(2)
-    while frame is not None:
-        if frame.f_code.co_name == "<module>" and is_installed(frame.f_code.co_filename):
-            return True
-        frame = frame.f_back
-    return False
+    def end(self) -> Dict[str, List[str]]:
+        """Returns the changed variables, each with the packages whose imports have set it; none: the script."""
+        self._environ.__class__ = self._class
+        noting = _NotingEnvironment
+        by_script = noting.by_script.union(noting.known.keys() - self._environ.keys())
+        return {**{name: sorted(by) for name, by in noting.by_import.items()}, **{name: [] for name in by_script}}
 
 
 class _NotingEnvironment(type(os.environ)):  # type: ignore[misc]
@@ -44,20 +61,29 @@ class _NotingEnvironment(type(os.environ)):  # type: ignore[misc]
 
     known: ClassVar[Dict[str, str]] = {}
     """The variables that the worker began with, and those that imports have set since."""
-    changed: ClassVar[Set[str]] = set()
+    by_script: ClassVar[Set[str]] = set()
+    by_import: ClassVar[Dict[str, Set[str]]] = {}
+    users: ClassVar[Sequence[str]] = ()
 
     def __setitem__(self, key: str, value: str) -> None:
-        if _is_of_import():
+        if not self._is_of_import(key):
+            # A library may clear os.environ for a moment, and set all of it again.
+            if value != self.known.get(key):
+                self.by_script.add(key)
+        else:
             self.known[key] = value
-        # A library may clear os.environ for a moment, and set all of it again.
-        elif value != self.known.get(key):
-            self.changed.add(key)
         super().__setitem__(key, value)
 
     def __delitem__(self, key: str) -> None:
-        if _is_of_import():
+        if self._is_of_import(key):
             self.known.pop(key, None)
         super().__delitem__(key)
+
+    def _is_of_import(self, key: str) -> bool:
+        name = importing(self.users)
+        if name is not None:
+            self.by_import.setdefault(key, set()).add(name)
+        return name is not None
 
 
 _NotingEnvironment.__name__ = _NotingEnvironment.__qualname__ = type(os.environ).__name__

@@ -25,14 +25,16 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from dtj_agent.warm import background, child, learned, preload, rank_imports, script, standby, successor
 from dtj_agent.warm.child import Birth, Prepared
-from dtj_agent.warm.import_report import NO_PACKAGE, Verdict
+from dtj_agent.warm.import_report import Verdict
 from dtj_agent.warm.learned import Learned
+from dtj_agent.warm.script_changes import package
 from dtj_agent.warm.standby import Standbys
 from dtj_agent.warm.successor import Successor
 
 MAX_MESSAGE_BYTES = 256 * 1024
 MAX_DESCRIPTORS = 253  # SCM_MAX_FD
-STANDBY_SECONDS = 0.5  # from an attempt's start to the forks for the next one
+# From an attempt's start to the forks for the next one, and from these to forks that import what each rank has to.
+STANDBY_SECONDS, AHEAD_SECONDS = 0.5, 5.0
 
 
 class WarmServer:
@@ -57,6 +59,10 @@ class WarmServer:
         self._orders: List[Dict[str, Any]] = []
         """Of the ranks of the last request."""
         self._rank_tries = 0
+        self._imports_ahead = False
+        """Whether the next standbys import."""
+        self._suspect = ""
+        """The package whose import has ended a process once."""
         self._standbys: Optional[Standbys] = None
         self._stand_by_at: Optional[float] = None
 
@@ -121,7 +127,8 @@ class WarmServer:
             return
         found = learned.read(self._folder)
         left_out = {*found.left_out, *self._skipped}
-        new = [name for name in found.modules if name not in self._seen and learned.package(name) not in left_out]
+        known = self._seen.union(sys.modules)
+        new = [name for name in found.modules if name not in known and package(name) not in left_out]
         if not new:
             return
         if self._is_ready and not background.has_room():
@@ -160,7 +167,7 @@ class WarmServer:
         self._successor = None
         tried.end()
         self._seen = set()
-        self._leave_out(verdict)
+        self._judge(verdict)
         self._be_ready()
         self._learn()
         if self._successor is None:
@@ -169,8 +176,7 @@ class WarmServer:
     def _follow_standbys(self, standbys: Standbys) -> None:
         """Takes the news of imports for each rank; a package that can't stay is left out of the next try."""
         verdict = standbys.news(time.monotonic())
-        # A standby that has ended otherwise is forked when it is needed.
-        if verdict is None or verdict.bad == NO_PACKAGE:
+        if verdict is None:
             return
         if not verdict.bad:
             if verdict.modules:
@@ -180,10 +186,14 @@ class WarmServer:
         standbys.end()
         if was_held:
             self._rank_tries += 1
-            self._leave_out(verdict)
+            self._judge(verdict)
             self._plan_standbys()
 
-    def _leave_out(self, verdict: Verdict) -> None:
+    def _judge(self, verdict: Verdict) -> None:
+        """Leaves a package out. One whose import has ended the process gets a second try: a kill is no fault of it."""
+        if verdict.died and verdict.bad != self._suspect:
+            self._suspect = verdict.bad
+            return
         learned.keep(self._folder, learned.read(self._folder).without(verdict.bad, verdict.why, verdict.by_rank))
         self._skipped.append(verdict.bad)
         self.send({"leftOut": verdict.bad, "why": verdict.why, "byRank": verdict.by_rank})
@@ -263,21 +273,28 @@ class WarmServer:
 
     def _plan_standbys(self) -> None:
         self._stand_by_at = time.monotonic() + STANDBY_SECONDS if self._orders else None
+        self._imports_ahead = False
 
     def _stand_by(self) -> Optional[Birth]:
-        """Forks the workers of the next attempt ahead. Returns a value in the workers alone."""
+        """Forks the workers of the next attempt ahead. Returns a value in the workers alone.
+
+        The first of them import nothing, because the ranks of the attempt load their checkpoint.
+        """
         self._stand_by_at = None
         if not background.has_room() or preload.unfit() is not None:
             return None
         if self._standbys is not None:
             self._standbys.end()
             self._standbys = None
+        found = self._for_each_rank()
         try:
-            forked = standby.begin(self._orders, self._for_each_rank(), self._close)
+            forked = standby.begin(self._orders, found if self._imports_ahead else None, self._close)
         except OSError:
             return None
         if isinstance(forked, Standbys):
             self._standbys = forked
+            if found is not None and not self._imports_ahead:
+                self._imports_ahead, self._stand_by_at = True, time.monotonic() + AHEAD_SECONDS
             return None
         return self._birth(forked.prepared, json.loads(forked.text), forked.output, forked.gate, forked.parent)
 

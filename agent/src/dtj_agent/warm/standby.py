@@ -14,11 +14,12 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Union
 
 from dtj_agent.warm import background, child, rank_imports, script
 from dtj_agent.warm.child import Prepared
-from dtj_agent.warm.import_report import ReportReader, ReportWriter, Verdict
+from dtj_agent.warm.import_report import NO_PACKAGE, ReportReader, ReportWriter, Verdict
 from dtj_agent.warm.learned import Learned
 from dtj_agent.warm.rank_variables import lasting
 
@@ -84,9 +85,10 @@ class Standbys:
             return None
         for each in self._each:
             each.verdict = each.verdict or each.reports.news(now)
-        known = [each.verdict for each in self._each if each.verdict is not None]
+        # A standby that has ended without an import is forked when it is needed.
+        known = [each.verdict for each in self._each if each.verdict and each.verdict.bad != NO_PACKAGE]
         bad = next((verdict for verdict in known if verdict.bad), None)
-        if bad is not None or len(known) < len(self._each):
+        if bad is not None or self.unready or not known:
             return bad
         return known[0]._replace(seconds=max(verdict.seconds for verdict in known))
 
@@ -150,8 +152,22 @@ def begin(
     if pid:
         _close([end_of_leash, *theirs])
         return Standbys(pid, leash, ours, orders if found is not None else ())
-    close_inherited()
-    _close([leash, *ours])
+    try:
+        close_inherited()
+        _close([leash, *ours])
+        return _be_forked(end_of_leash, theirs, orders, found)
+    except BaseException:  # noqa: BLE001 (whatever it is, this process must not serve as the warm process)
+        traceback.print_exc()
+    os._exit(1)
+
+
+def _be_forked(
+    end_of_leash: socket.socket,
+    theirs: Sequence[socket.socket],
+    orders: Sequence[Mapping[str, Any]],
+    found: Optional[Learned],
+) -> Order:
+    """Forks the standbys. Returns in each of them, once it is a rank, and nowhere else."""
     parent = os.getpid()
     for place, sock in enumerate(theirs):
         try:
@@ -174,10 +190,14 @@ def _wait(sock: socket.socket, place: int, parent: int, last: Mapping[str, Any],
         child.end_with_parent(parent)
         adjustment = background.die_first()
         imported = rank_imports.import_for(last, found, report)
-        prepared = prepared._replace(changes=imported.changes)
+        modules = frozenset(sys.modules) if place == 0 else prepared.modules
+        prepared = prepared._replace(modules=modules, changes=imported.changes)
         child.outlive_parent()
         report.done(imported.modules, imported.seconds)
-    text, descriptors, _, _ = socket.recv_fds(sock, MAX_ORDER_BYTES, 2)
+    try:
+        text, descriptors, _, _ = socket.recv_fds(sock, MAX_ORDER_BYTES, 2)
+    except OSError:  # the warm process has closed it before it has read the report
+        os._exit(0)
     # A file beside the script that hides a module may be younger than its import: the ranks are started plainly then.
     if len(descriptors) != 2 or (found is not None and script.shadowed(last["command"])):
         os._exit(0)

@@ -10,11 +10,12 @@ import os
 import signal
 import sys
 import time
-from typing import Optional, Sequence
+from typing import List, Optional, Sequence
 
-from dtj_agent.warm import background, child, learned, preload
+from dtj_agent.warm import background, child, preload
 from dtj_agent.warm.import_report import ReportReader, ReportWriter, Verdict
 from dtj_agent.warm.learned import Learned
+from dtj_agent.warm.script_changes import package
 from dtj_agent.warm.watched_imports import WatchedImports
 
 # The warm processes that may be replaced by a fork, each of which waits for the next.
@@ -70,7 +71,7 @@ def begin(
     background.yield_processor(True)
     adjustment = background.die_first()
     with WatchedImports(False, found.changed) as imports:
-        bad = background.import_all(_missing(found, skipped), imports, command, report, announce)
+        bad = background.import_all(_modules(found, skipped), imports, command, report, announce)
     if bad is not None:
         package, obstacle = bad
         report.bad(package, obstacle.why, obstacle.by_rank)
@@ -82,9 +83,6 @@ def begin(
     return None
 
 
-def _missing(found: Learned, skipped: Sequence[str]) -> "list[str]":
+def _modules(found: Learned, skipped: Sequence[str]) -> List[str]:
     left_out = {*found.left_out, *skipped}
-    return [
-        name for name in found.modules
-        if name not in sys.modules and name not in left_out and learned.package(name) not in left_out
-    ]  # fmt: skip
+    return [name for name in found.modules if name not in left_out and package(name) not in left_out]

@@ -6,12 +6,32 @@ import importlib
 import logging
 import os
 import random
+import signal
 import sys
+from collections import deque
 from types import TracebackType
-from typing import AbstractSet, ClassVar, FrozenSet, Iterator, List, NamedTuple, Optional, Set, Tuple, Type
+from typing import (
+    AbstractSet,
+    Any,
+    ClassVar,
+    Deque,
+    FrozenSet,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Type,
+)
 
 from dtj_agent.warm import preload
 from dtj_agent.warm.rank_variables import is_per_attempt, is_per_rank
+from dtj_agent.warm.script_changes import importing
+
+_SIGNALS = sorted(signal.valid_signals())
 
 
 class Obstacle(NamedTuple):
@@ -25,28 +45,30 @@ class WatchedImports:
     """A context in which `fetch` imports modules.
 
     `of_rank`: whether this process has the variables of one rank, and is not forked any more.
-    `changed`: variables that the script sets itself, perhaps before an import that reads them.
+    `changed`: see learned.Learned.
     """
 
-    def __init__(self, of_rank: bool, changed: AbstractSet[str]) -> None:
+    def __init__(self, of_rank: bool, changed: Mapping[str, Sequence[str]]) -> None:
         self._of_rank = of_rank
-        self._changed = changed
         self._sockets = _sockets()
         self._state = _process_state()
         self._numpy = _numpy_state()
         self._argv = sys.argv
-        self._environment = os.environ.__class__
+        self._environ = os.environ  # which an import may replace
+        self._class: Type[Any] = os.environ.__class__
+        self._changed = changed
 
     def __enter__(self) -> WatchedImports:
         sys.argv = _WatchedArguments(self._argv)
-        _WatchedEnvironment.read = set()
+        _WatchedEnvironment.used, _WatchedEnvironment.stale = set(), set()
+        _WatchedEnvironment.changed = self._changed
         os.environ.__class__ = _WatchedEnvironment
         return self
 
     def __exit__(
         self, kind: Optional[Type[BaseException]], error: Optional[BaseException], where: Optional[TracebackType]
     ) -> None:
-        os.environ.__class__ = self._environment
+        self._environ.__class__ = self._class
         sys.argv = self._argv
 
     def fetch(self, name: str) -> Optional[Obstacle]:
@@ -55,11 +77,11 @@ class WatchedImports:
         left = preload.open_accelerator() or _left_behind(self._sockets)
         if left is not None:
             return Obstacle(left)
-        read = _WatchedEnvironment.read
-        unknown = {each for each in read if is_per_attempt(each) or each in self._changed}
+        used = _WatchedEnvironment.used
+        unknown = _WatchedEnvironment.stale.union(filter(is_per_attempt, used))
         if unknown:
             return Obstacle(_reads(unknown))
-        of_rank = set() if self._of_rank else {each for each in read if is_per_rank(each)}
+        of_rank = set() if self._of_rank else set(filter(is_per_rank, used))
         if raised is not None:
             # Perhaps because this process has no such variable.
             return Obstacle(raised, by_rank=bool(of_rank))
@@ -68,7 +90,7 @@ class WatchedImports:
         # The import of numpy itself is the first that can be asked.
         self._numpy = self._numpy or _numpy_state()
         if _process_state() != self._state or _numpy_state() != self._numpy:
-            return Obstacle("it configures logging, or draws or seeds random numbers, when it is imported")
+            return Obstacle("it configures logging or signals, or draws or seeds random numbers, when it is imported")
         if self._of_rank:
             return None
         threads = preload.lasting_threads()
@@ -119,7 +141,8 @@ def _process_state() -> Tuple[object, ...]:
     root = logging.getLogger()
     torch_state = getattr(getattr(sys.modules.get("torch"), "default_generator", None), "get_state", None)
     drawn = [] if torch_state is None else torch_state().tolist()
-    return (list(root.handlers), root.level, root.manager.disable, random.getstate(), drawn)
+    handlers = [signal.getsignal(number) for number in _SIGNALS]
+    return (list(root.handlers), root.level, root.manager.disable, handlers, random.getstate(), drawn)
 
 
 def _numpy_state() -> Optional[List[int]]:
@@ -153,21 +176,51 @@ class _WatchedArguments(List[str]):
 
 
 class _WatchedEnvironment(type(os.environ)):  # type: ignore[misc]
-    """os.environ while modules are imported: notes the variables that are read.
+    """os.environ while modules are imported: notes the variables that are read or set.
 
-    A loop over all of them, as to find those with a prefix or to copy them, reads none.
+    A loop over all of them, as to find those with a prefix or to copy them, uses none.
     """
 
-    read: ClassVar[Set[str]] = set()
+    changed: ClassVar[Mapping[str, Sequence[str]]] = {}
+    used: ClassVar[Set[str]] = set()
+    stale: ClassVar[Set[str]] = set()
+    """Those whose value, in the script, another than the package that uses them may have set."""
     passed: ClassVar[Optional[str]] = None
+    listed: ClassVar[Deque[str]] = deque()
+    """The variables that a finished loop has passed: dict() reads all of them after it."""
 
     def __iter__(self) -> Iterator[str]:
-        for key in super().__iter__():
-            _WatchedEnvironment.passed = key
-            yield key
-        _WatchedEnvironment.passed = None
+        keys = list(super().__iter__())
+        watched = _WatchedEnvironment
+        watched.listed.clear()
+        try:
+            for key in keys:
+                watched.passed = key
+                yield key
+            watched.listed.extend(keys)
+        finally:
+            watched.passed = None
 
     def __getitem__(self, key: str) -> str:
-        if key != self.passed and isinstance(key, str):  # os.get_exec_path tries bytes
-            self.read.add(key)
+        if self.listed and key == self.listed[0]:
+            self.listed.popleft()
+        elif key != self.passed:
+            self.listed.clear()
+            self._use(key)
         return super().__getitem__(key)  # type: ignore[no-any-return]
+
+    def __setitem__(self, key: str, value: str) -> None:
+        if key in self.changed:
+            self._use(key)
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        if key in self.changed:
+            self._use(key)
+        super().__delitem__(key)
+
+    def _use(self, key: str) -> None:
+        if isinstance(key, str):  # os.get_exec_path tries bytes
+            self.used.add(key)
+            if key in self.changed and list(self.changed[key]) != [importing()]:
+                self.stale.add(key)
