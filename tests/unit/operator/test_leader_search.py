@@ -206,11 +206,12 @@ def test_leader_that_hangs_leaves_time_for_the_others() -> None:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.2", 0).start()
         port = runner.addresses[0][1]
-        server = await asyncio.start_server(hang, "127.0.0.1", port)
+        # Not 127.0.0.1, where another process may have this port.
+        server = await asyncio.start_server(hang, "127.0.0.3", port)
         agents = AgentClient(settings(port), seconds=10)
         try:
             async with asyncio.timeout(60):
-                pods = [pod(0, ip="127.0.0.1"), pod(1, ip="127.0.0.2")]
+                pods = [pod(0, ip="127.0.0.3"), pod(1, ip="127.0.0.2")]
                 assert await found(agents, job(), pods) == page(1, 0)
                 assert agents.silent_seconds(job()) == 0
         finally:
