@@ -23,7 +23,7 @@ class Verdict(NamedTuple):
     by_rank: bool = False
     """Whether the package can be imported by a process that becomes one rank."""
     died: bool = False
-    """Whether the process has ended, which something else may have caused."""
+    """Whether the process has ended or makes no progress, which something else may have caused."""
     modules: int = 0
     seconds: float = 0.0
 
@@ -60,7 +60,8 @@ class ReportReader:
         if ended:
             return Verdict(package(self._importing) or NO_PACKAGE, "its import ended the process", died=True)
         if now > self.until:
-            return Verdict(package(self._importing) or NO_PACKAGE, "its import took more than %d s" % IMPORT_SECONDS)
+            why = "its import took more than %d s" % IMPORT_SECONDS
+            return Verdict(package(self._importing) or NO_PACKAGE, why, died=True)
         return None
 
 

@@ -54,7 +54,7 @@ def read(folder: str) -> Learned:
         list(dict.fromkeys(names))[:MAX_MODULES],
         reasons,
         frozenset(_names(kept.get("byRank"))) & reasons.keys(),
-        {**_changes(kept.get("changed")), **_changes(reported.get("changed"))},
+        _union(_changes(kept.get("changed")), _changes(reported.get("changed"))),
     )
 
 
@@ -78,15 +78,15 @@ def report_of(folder: str, command: Sequence[str], before: "frozenset[str]") -> 
             return
         done = True
         atexit.unregister(report)
-        changed, found = changes.end(), third_party(before, command)
-        if not found:
-            return
         try:
+            changed, found = changes.end(), third_party(before, command)
+            if not found:
+                return
             _replace(os.path.join(folder, IMPORTS_FILE), {"modules": found, "changed": changed})
             news = os.open(os.path.join(folder, NEWS_FIFO), os.O_WRONLY | os.O_NONBLOCK)
             os.write(news, b"\0")
             os.close(news)
-        except OSError:  # no warm process listens
+        except Exception:  # noqa: BLE001 (no warm process listens, or the script has replaced something)
             pass
 
     atexit.register(report)
@@ -102,7 +102,9 @@ def third_party(before: "frozenset[str]", command: Sequence[str]) -> List[str]:
             continue
         if package(name) in users or name.partition(".")[0] in _OURS:
             continue
-        path, spec = module.__dict__.get("__file__"), module.__dict__.get("__spec__")
+        # Not `module.__dict__`, which would load a lazy module.
+        namespace = ModuleType.__getattribute__(module, "__dict__")
+        path, spec = namespace.get("__file__"), namespace.get("__spec__")
         # An alias, as of a vendored module, can't be imported by that name.
         is_itself = getattr(spec, "name", None) == name
         if is_itself and isinstance(path, str) and is_installed(path):
@@ -118,6 +120,13 @@ def users_package(command: Sequence[str]) -> Tuple[str, ...]:
 
 def _is_plain(name: object) -> bool:
     return isinstance(name, str) and len(name) <= MAX_NAME and all(part.isidentifier() for part in name.split("."))
+
+
+def _union(first: Dict[str, List[str]], second: Dict[str, List[str]]) -> Dict[str, List[str]]:
+    """Returns who has set each variable; what the script has set once is the script's."""
+    found = {name: sorted({*by, *second.get(name, by)}) for name, by in first.items()}
+    script = {name for each in (first, second) for name, by in each.items() if not by}
+    return {**second, **found, **{name: [] for name in script}}
 
 
 def _changes(value: object) -> Dict[str, List[str]]:

@@ -45,14 +45,17 @@ class ScriptChanges:
         self._environ = os.environ  # which the script may replace
         self._class: Type[Any] = os.environ.__class__
         noting = _NotingEnvironment
-        noting.known, noting.by_script, noting.by_import, noting.users = dict(os.environ), set(), {}, users
+        noting.known, noting.removed, noting.users = dict(os.environ), {}, users
+        noting.by_script, noting.by_import = set(), {}
         os.environ.__class__ = noting
 
     def end(self) -> Dict[str, List[str]]:
         """Returns the changed variables, each with the packages whose imports have set it; none: the script."""
         self._environ.__class__ = self._class
         noting = _NotingEnvironment
-        by_script = noting.by_script.union(noting.known.keys() - self._environ.keys())
+        for name, by in noting.removed.items():
+            noting.by_import.setdefault(name, set()).add(by)
+        by_script = noting.by_script.union(noting.known.keys() - self._environ.keys() - noting.removed.keys())
         return {**{name: sorted(by) for name, by in noting.by_import.items()}, **{name: [] for name in by_script}}
 
 
@@ -61,29 +64,30 @@ class _NotingEnvironment(type(os.environ)):  # type: ignore[misc]
 
     known: ClassVar[Dict[str, str]] = {}
     """The variables that the worker began with, and those that imports have set since."""
+    removed: ClassVar[Dict[str, str]] = {}
+    """The variables that an import has removed, with its package."""
     by_script: ClassVar[Set[str]] = set()
     by_import: ClassVar[Dict[str, Set[str]]] = {}
     users: ClassVar[Sequence[str]] = ()
 
     def __setitem__(self, key: str, value: str) -> None:
-        if not self._is_of_import(key):
-            # A library may clear os.environ for a moment, and set all of it again.
-            if value != self.known.get(key):
-                self.by_script.add(key)
-        else:
-            self.known[key] = value
         super().__setitem__(key, value)
+        self.removed.pop(key, None)
+        # A library may clear os.environ for a moment, and set all of it again.
+        if value == self.known.get(key) or not isinstance(key, str):
+            return
+        by = importing(self.users)
+        if by is None:
+            self.by_script.add(key)
+        else:
+            self.by_import.setdefault(key, set()).add(by)
+            self.known[key] = value
 
     def __delitem__(self, key: str) -> None:
-        if self._is_of_import(key):
-            self.known.pop(key, None)
         super().__delitem__(key)
-
-    def _is_of_import(self, key: str) -> bool:
-        name = importing(self.users)
-        if name is not None:
-            self.by_import.setdefault(key, set()).add(name)
-        return name is not None
+        by = importing(self.users)
+        if by is not None:
+            self.removed[key] = by
 
 
 _NotingEnvironment.__name__ = _NotingEnvironment.__qualname__ = type(os.environ).__name__

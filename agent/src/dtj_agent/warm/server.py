@@ -147,7 +147,9 @@ class WarmServer:
             self._plan_standbys()
             changed = {key: value for key, value in os.environ.items() if before.get(key) != value}
             self._changed.update(changed)
-            learned.keep(self._folder, found)
+            newest = learned.read(self._folder)  # with what the standbys have found meanwhile
+            learned.keep(self._folder, found._replace(left_out=newest.left_out, by_rank=newest.by_rank))
+            self._suspect = ""
             self._be_ready()
 
     def _follow(self, tried: Successor) -> None:
@@ -180,6 +182,7 @@ class WarmServer:
             return
         if not verdict.bad:
             if verdict.modules:
+                self._suspect, self._rank_tries = "", 0
                 self.send({"ahead": verdict.modules, "seconds": verdict.seconds})
             return
         self._standbys, was_held = None, standbys.are_held()

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+import weakref
 from collections import deque
 from types import TracebackType
 from typing import (
@@ -50,7 +51,7 @@ class WatchedImports:
 
     def __init__(self, of_rank: bool, changed: Mapping[str, Sequence[str]]) -> None:
         self._of_rank = of_rank
-        self._sockets = _sockets()
+        self._sockets, self._shared = _sockets(), _shared_by_forks()
         self._state = _process_state()
         self._numpy = _numpy_state()
         self._argv = sys.argv
@@ -90,9 +91,12 @@ class WatchedImports:
         # The import of numpy itself is the first that can be asked.
         self._numpy = self._numpy or _numpy_state()
         if _process_state() != self._state or _numpy_state() != self._numpy:
-            return Obstacle("it configures logging or signals, or draws or seeds random numbers, when it is imported")
+            what = "configures logging, signals or multiprocessing, or draws or seeds random numbers"
+            return Obstacle("it %s, when it is imported" % what)
         if self._of_rank:
             return None
+        if _shared_by_forks() - self._shared:
+            return Obstacle("it creates a pipe, a lock or a temporary folder, which forks would share", by_rank=True)
         threads = preload.lasting_threads()
         if threads > 1:
             return Obstacle("it has started %d threads" % (threads - 1), by_rank=True)
@@ -126,14 +130,31 @@ def _left_behind(sockets: AbstractSet[str]) -> Optional[str]:
     return "it has started a process"
 
 
+def _shared_by_forks() -> FrozenSet[str]:
+    """Returns what forks would share, or remove at their end: pipes, locks, temporary folders."""
+    locks = getattr(sys.modules.get("multiprocessing.util"), "_afterfork_registry", {})
+    ends = getattr(weakref.finalize, "_registry", {}).values()
+    folders = [end for end in ends if getattr(end.func, "__module__", "") == "tempfile"]
+    return frozenset((
+        *_targets(("pipe:", "anon_inode:")),
+        *("lock %d" % number for number in range(len(locks))),
+        *("folder %d" % number for number in range(len(folders))),
+    ))  # fmt: skip
+
+
 def _sockets() -> FrozenSet[str]:
+    return _targets(("socket:",))
+
+
+def _targets(kinds: Tuple[str, ...]) -> FrozenSet[str]:
+    """Returns what the open descriptors of these kinds are."""
     found = set()
     for number in os.listdir("/proc/self/fd"):
         try:
             found.add(os.readlink("/proc/self/fd/" + number))
         except OSError:
             continue  # the folder's own descriptor
-    return frozenset(target for target in found if target.startswith("socket:"))
+    return frozenset(target for target in found if target.startswith(kinds))
 
 
 def _process_state() -> Tuple[object, ...]:
@@ -142,7 +163,9 @@ def _process_state() -> Tuple[object, ...]:
     torch_state = getattr(getattr(sys.modules.get("torch"), "default_generator", None), "get_state", None)
     drawn = [] if torch_state is None else torch_state().tolist()
     handlers = [signal.getsignal(number) for number in _SIGNALS]
-    return (list(root.handlers), root.level, root.manager.disable, handlers, random.getstate(), drawn)
+    context = getattr(sys.modules.get("multiprocessing.context"), "_default_context", None)
+    method = getattr(context, "_actual_context", None)
+    return (list(root.handlers), root.level, root.manager.disable, handlers, method, random.getstate(), drawn)
 
 
 def _numpy_state() -> Optional[List[int]]:
@@ -194,6 +217,9 @@ class _WatchedEnvironment(type(os.environ)):  # type: ignore[misc]
         watched = _WatchedEnvironment
         watched.listed.clear()
         try:
+            # Variables of the script are not among them, and a package most likely looks for its own name.
+            own = (importing() or "\0").upper() + "_"
+            watched.stale.update(name for name, by in watched.changed.items() if not by and name.startswith(own))
             for key in keys:
                 watched.passed = key
                 yield key
