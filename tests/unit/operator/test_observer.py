@@ -165,6 +165,21 @@ def test_new_leader_reads_pods_that_a_status_knows_and_its_watch_has_not_shown(
     asyncio.run(main())
 
 
+def test_new_leader_reads_pods_when_the_status_comes_after_its_first_look() -> None:
+    client, store = FakeClient(), Store()
+    client.objects["pods", "j-0"] = ready_pod(0, 20, True)
+    store.tables[POD].replace(None, [], "10")
+
+    async def main() -> None:
+        observer = Observer(store, client, FakeListeners())  # type: ignore[arg-type]
+        observer.begin()
+        assert (await observer.observe(job(status={}))).pods == ()
+        observed = await observer.observe(job(status=RUNNING | {"readyReplicas": 1}))
+        assert [each["metadata"]["name"] for each in observed.pods] == ["j-0"]
+
+    asyncio.run(main())
+
+
 ENDED = {"conditions": [{"type": "Complete", "status": "True"}]}
 
 

@@ -34,7 +34,7 @@ class Observer:
         self._agents = agents
         self._unlabelled: dict[Key, set[Resource]] = {}
         self._begun: set[Key] = set()
-        """Jobs that were observed since this operator leads."""
+        """Jobs that were observed to run since this operator leads."""
 
     def begin(self) -> None:
         """Begins a term as the leader, whose cache may be older than the statuses of the leader before."""
@@ -94,9 +94,10 @@ class Observer:
         shown here yet; that pod would be taken for lost.
         """
         key = job_key(job)
-        if key not in self._begun:
-            status = job.get("status") or {}
-            if is_true(status, names.RUNNING) and _ready(self._store.pods(key)) < status.get("readyReplicas", 0):
+        status = job.get("status") or {}
+        # The job's own watch may be behind, too: a status that is not Running shows nothing yet.
+        if key not in self._begun and is_true(status, names.RUNNING):
+            if _ready(self._store.pods(key)) < status.get("readyReplicas", 0):
                 for pod in await self._client.list(POD, key[0], job_selector(key[1])):
                     self._store.answer(POD, pod)
             self._begun.add(key)
