@@ -79,11 +79,16 @@ def killed_while_idle(request: Any) -> Any:
     return {"results": results, "logs": driver.logs, "other": other}
 
 
-def learned(request: Any) -> Any:
-    """Runs two attempts, the second after the warm process has learned the imports of the first."""
+def _one_attempt(request: Any, ranks: int = 2) -> tuple[Driver, list[Any]]:
+    """Runs an attempt in a pod that learns imports."""
     driver = Driver([], folder=request["folder"])
     driver.ready()
-    results = [driver.run(request["command"], 2)]
+    return driver, [driver.run(request["command"], ranks)]
+
+
+def learned(request: Any) -> Any:
+    """Runs two attempts, the second after the warm process has learned the imports of the first."""
+    driver, results = _one_attempt(request)
     driver.until(lambda: _learnings(driver), "the imports of the first attempt")
     results.append(driver.run(request["command"], 2))
     driver.close()
@@ -104,9 +109,7 @@ def forks_while_learning(request: Any) -> Any:
 
 def successor_killed(request: Any) -> Any:
     """Kills the process that serves in place of the first one."""
-    driver = Driver([], folder=request["folder"])
-    driver.ready()
-    results = [driver.run(request["command"])]
+    driver, results = _one_attempt(request, ranks=1)
     driver.until(lambda: _learnings(driver), "the imports of the first attempt")
     (serving,) = map(int, Path(f"/proc/{driver.warm.pid}/task/{driver.warm.pid}/children").read_text().split())
     os.kill(serving, signal.SIGKILL)
@@ -146,9 +149,7 @@ def reports_while_learning(request: Any) -> Any:
 
 def ahead(request: Any) -> Any:
     """Runs an attempt, waits until each rank's own imports are there, runs `between`, and a second attempt."""
-    driver = Driver([], folder=request["folder"])
-    driver.ready()
-    results = [driver.run(request["command"], 2)]
+    driver, results = _one_attempt(request)
     driver.until(lambda: any("ahead for each rank, in" in line for line in driver.logs), "the imports of each rank")
     if hidden := request.get("hidden"):
         Path(hidden).write_text("")
@@ -159,9 +160,7 @@ def ahead(request: Any) -> Any:
 
 def ahead_killed(request: Any) -> Any:
     """Kills a standby that imports, once, and runs a second attempt when the imports of each rank are there."""
-    driver = Driver([], folder=request["folder"])
-    driver.ready()
-    results = [driver.run(request["command"], 2)]
+    driver, results = _one_attempt(request)
     driver.until(lambda: len(_marked(request["mark"])) == 2, "two standbys that import")
     os.kill(_marked(request["mark"])[0], signal.SIGKILL)
     Path(request["mark"], "go").touch()
@@ -173,9 +172,7 @@ def ahead_killed(request: Any) -> Any:
 
 def ahead_never_ready(request: Any) -> Any:
     """Runs a second attempt while the standbys of two ranks import, and ends the warm process while others do."""
-    driver = Driver([], folder=request["folder"])
-    driver.ready()
-    results = [driver.run(request["command"], 2)]
+    driver, results = _one_attempt(request)
     seen = []
     for _ in range(2):
         driver.until(lambda: len(_marked(request["mark"])) == 2, "two standbys that import")

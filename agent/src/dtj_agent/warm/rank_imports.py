@@ -42,8 +42,8 @@ def import_for(order: Mapping[str, Any], found: Learned, report: ReportWriter) -
     with WatchedImports(True, found.changed) as imports:
         bad = background.import_all(modules(found), imports, order["command"], report)
     if bad is not None:
-        package, obstacle = bad
-        report.bad(package, obstacle.why, by_rank=False)
+        name, obstacle = bad
+        report.bad(name, obstacle.why, by_rank=False)
         os._exit(0)
     background.yield_processor(False)
     sys.stdout.flush()

@@ -73,8 +73,8 @@ def begin(
     with WatchedImports(False, found.changed) as imports:
         bad = background.import_all(_modules(found, skipped), imports, command, report, announce)
     if bad is not None:
-        package, obstacle = bad
-        report.bad(package, obstacle.why, obstacle.by_rank)
+        name, obstacle = bad
+        report.bad(name, obstacle.why, obstacle.by_rank)
         os._exit(0)
     background.die_as_before(adjustment)
     background.yield_processor(False)
