@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional
@@ -17,6 +18,7 @@ from dtj_agent.settings import AgentSettings
 from dtj_agent.store.host import StoreHost
 from dtj_agent.store.master_port import PortHolder
 from dtj_agent.workers import error_file, extension_locks, gpu_files, kubeflow, python_command, worker_env
+from dtj_agent.workers.import_trust import ImportTrust
 from dtj_agent.workers.rank_watch import RankWatch
 from dtj_agent.workers.report_socket import ReportSocket
 from dtj_agent.workers.stacks import StackFiles
@@ -66,6 +68,7 @@ class WorkerShell:
         self._warm = self._warm_process(output)
         self._start = WorkerStart(loop, self._supervisor, self._warm, self._log)
         self._start.on_warm = lambda: self.on_warm()
+        self._trust = ImportTrust()
         self._store.on_failed = self._fail_store
         self._store.on_ended = lambda code: self._log(
             "the rendezvous store ended without being stopped (wait status %d)" % code
@@ -108,6 +111,7 @@ class WorkerShell:
         `checkpoint_keep`: the operator's value, if that has changed since this pod was created.
         """
         settings = self._settings
+        self._judge_imports()
         self._reports.begin(spawn.attempt)
         self._own_ranks = self.ranks(spawn)
         self._open_store(spawn)
@@ -139,6 +143,7 @@ class WorkerShell:
         self._log("attempt %d: starting ranks %d to %d of %d" % (spawn.attempt, ranks[0], ranks[-1], world_size))
         self.watch.begin()
         self._start.start(worker_env.command(settings, spawn), environments)
+        self._trust.begin(self._loop.clock(), self._start.began_ahead)
 
     def stop(self, grace: float) -> None:
         """Sends SIGTERM to the workers, and SIGKILL to all that is left after `grace` seconds.
@@ -208,12 +213,22 @@ class WorkerShell:
         warm.log, warm.on_output = self._log, output.write
         return warm
 
+    def _judge_imports(self) -> None:
+        """Ends the imports ahead if the attempt that has ended shows that they may be the reason."""
+        self._reports.read()
+        stepped = self.step is not None or bool(self._reports.counts)
+        if self._trust.end(self._loop.clock(), stepped) and self._warm is not None and self._warm.unlearn():
+            text = "attempt %d ended before its first step: the script's imports are no longer done ahead"
+            self._log(text % self.attempt)
+
     # --- the end of workers -----------------------------------------------------------------------
 
     def _on_worker_exit(self, exits: List[WorkerExit]) -> None:
         for worker in exits:
             why = " after the agent's SIGTERM" if worker.requested else ""
             self._log("rank %d exited with %d%s" % (worker.rank, worker.exit_code, why))
+            if worker.exit_code and worker.exit_code != -signal.SIGKILL and not worker.requested:
+                self._trust.fail()
         exits = [self._with_error_file(worker) for worker in exits]
         self._reports.read()
         self.on_exit(exits)

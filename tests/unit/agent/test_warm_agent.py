@@ -120,6 +120,37 @@ def test_imports_of_one_attempt_are_there_in_the_next_and_after_the_agent(tmp_pa
         assert found == ["False", "True", "True"], group.logs()
 
 
+def test_imports_ahead_that_end_an_attempt_are_given_up(tmp_path: Path) -> None:
+    """No rule sees that the script adds a folder in which a package looks for a module: the second attempt fails."""
+    site = tmp_path / "site-packages"
+    write_site(site, counted=True)
+    (site / "picky.py").write_text("try:\n    import choices\nexcept ImportError:\n    choices = None\n")
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "choices.py").write_text("")
+    script = tmp_path / "script.py"
+    first = f"import sys; sys.path.append({str(tmp_path / 'conf')!r})\nimport picky\nassert picky.choices\n"
+    counted = WORKER.replace("    step += 1\n", "    step += 1\n    if step % 5 == 0:\n        " + STEP)
+    script.write_text(first + counted)
+    environ = {"PYTHONPATH": str(site), names.ENV_WARM_WORKERS: names.WARM_AUTO}
+    with running(tmp_path, 1, [sys.executable, "-u", str(script)], **environ) as group:
+        group.wait_attempt(1)
+        wait_until("the imports", lambda: "that the script imported are imported" in group.log(0), detail=group.logs)
+        os.kill(group.worker(0), signal.SIGKILL)
+        group.wait_attempt(3)
+        assert group.log(0).count("AssertionError") == 1, group.logs()
+        text = "attempt 2 ended before its first step: the script's imports are no longer done ahead"
+        assert text in group.log(0), group.logs()
+        assert len(warm_pids(group, 0)) == 2, "the next attempts are forked too"
+        group.agents[0].kill()
+        group.agents[0].wait()
+        group.start(0)
+        group.wait_attempt(4)
+        assert group.log(0).count("AssertionError") == 1, "a restarted agent remembers it"
+        assert "without a warm" not in group.log(0)
+        group.tell("finish")
+        assert group.wait_exit(0) == 0, group.logs()
+
+
 def test_shell_command_is_started_plainly_and_the_log_has_the_reason(tmp_path: Path) -> None:
     with running(tmp_path, 1, ["sh", "-c", "echo done"], **{names.ENV_WARM_WORKERS: names.WARM_AUTO}) as group:
         assert group.wait_exit(0) == 0

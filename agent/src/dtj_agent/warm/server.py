@@ -107,7 +107,8 @@ class WarmServer:
     def _be_ready(self) -> None:
         if not self._is_ready:
             self._is_ready = True
-            self.send({"ready": len(sys.modules), "seconds": round(time.monotonic() - self._started, 2)})
+            seconds = round(time.monotonic() - self._started, 2)
+            self.send({"ready": len(sys.modules), "seconds": seconds, "hasLearned": self._generation > 0})
 
     # --- what the script imports ------------------------------------------------------------------
 

@@ -33,6 +33,8 @@ PROGRAM = (
 # The names are those of dtj_agent.warm.process_view, which the agent does not import.
 ROOM, ROOM_BYTES, ARGUMENT_ROOM_BYTES = "DTJ_WARM_ROOM", 4096, 1024
 MESSAGE_BYTES = 4096
+UNLEARNED_FILE = "imports.off"
+"""In the agent's state dir: the process must not learn, not even that of a restarted agent."""
 CHUNK = 64 * 1024
 # Read by libraries while they are imported, so they must be the same in the warm process.
 IMPORT_TIME = (
@@ -67,6 +69,8 @@ class WarmProcess:
         self.pid = 0
         self.why = "it has not been started"
         """Why the process is not ready."""
+        self.has_learned = False
+        """Whether workers that are forked now begin with what the script has imported before."""
         self.environ = {key: value for key, value in environ.items() if key != ROOM}
         self._loop = loop
         self._command = command
@@ -74,7 +78,7 @@ class WarmProcess:
         self._left_out: List[str] = []
         self._spared = spared
         self._guarded = guarded
-        self._folder = folder
+        self._folder = "" if os.path.exists(os.path.join(folder, UNLEARNED_FILE)) else folder
         self._socket: Optional[socket.socket] = None
         self._output: Optional[int] = None
         self._lines = WorkerOutput("[warm] ")
@@ -122,6 +126,19 @@ class WarmProcess:
         """Kills a process that does not answer; a new one starts in the background."""
         if self._socket is not None:
             self._failed(why)
+
+    def unlearn(self) -> bool:
+        """Starts another process at once, which imports nothing that only the script does. Returns whether it does."""
+        if self.is_off or not self._folder:
+            return False
+        try:
+            open(os.path.join(self._folder, UNLEARNED_FILE), "w").close()
+        except OSError:
+            pass  # a restarted agent learns again
+        self._folder = ""
+        self._end()
+        self.start()
+        return True
 
     def close(self) -> None:
         """Ends the process, for good."""
@@ -211,9 +228,11 @@ class WarmProcess:
         elif "learned" in message:
             text = "warm process: %s modules that the script imported are imported for its next start, in %s s"
             self.log(text % (message["learned"], message.get("seconds")))
+            self.has_learned = True
         elif "ahead" in message:
             text = "warm process: %s modules that the script imported are imported ahead for each rank, in %s s"
             self.log(text % (message["ahead"], message.get("seconds")))
+            self.has_learned = True
         elif "unfit" in message:
             self._begin_without(str(message["unfit"]), str(message.get("why")))
         elif "off" in message:
@@ -224,6 +243,7 @@ class WarmProcess:
         elif "ready" in message:
             self._cancel_timer()
             self.is_ready, self._ready_at, self.why = True, self._loop.clock(), ""
+            self.has_learned = bool(message.get("hasLearned"))
             text = "warm process %d is ready: %s modules in %s s; workers are forked from it"
             self.log(text % (self.pid, message["ready"], message.get("seconds")))
             self.on_change()
@@ -294,7 +314,7 @@ class WarmProcess:
             self._loop.unwatch(self._output)
             os.close(self._output)
             self._output = None
-        self.is_ready = False
+        self.is_ready = self.has_learned = False
 
     def _copy(self) -> None:
         """Copies what the process prints, warnings of an import for example, to the log of the pod."""

@@ -51,6 +51,8 @@ class WorkerStart:
         self._gates: Dict[int, _Gate] = {}
         self._timer: Optional[Timer] = None
         self._logged_why = ""
+        self.began_ahead = False
+        """Whether imports of the script were done ahead for the ranks of this attempt."""
         self.on_warm: Callable[[], None] = lambda: None
         """Called when the warm process has become ready, unusable or off."""
         supervisor.before_strangers = self._read_gates
@@ -60,7 +62,7 @@ class WorkerStart:
     def start(self, command: Sequence[str], environments: Environments) -> None:
         """Starts a process for each rank. A start that fails counts as the worker's exit."""
         self._supervisor.begin()
-        self._command, self._environments = command, environments
+        self._command, self._environments, self.began_ahead = command, environments, False
         warm = self._warm
         if warm is None or warm.is_off:
             self._supervisor.spawn_ranks(command, environments)
@@ -150,6 +152,7 @@ class WorkerStart:
             self._plainly(environments, self._warm.why)
             return
         self._logged_why = ""
+        self.began_ahead = self._warm.has_learned
         self._timer = self._loop.later(names.WARM_FORK_SECONDS, self._forks_too_slowly)
         for gate in gates:
             self._gates[gate.rank] = gate
