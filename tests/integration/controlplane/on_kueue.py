@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +19,10 @@ pytestmark = pytest.mark.controlplane
 Start = Callable[..., Operator]
 JOBS = "distributedtrainingjobs"
 SIZE = {"requests": {"cpu": "1500m", "memory": "1Gi"}}
+
+
+def now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +75,8 @@ def test_job_is_queued_admitted_preempted_and_admitted_again(
     wait_until("Kueue learns that the group trains", lambda: kueue.is_true(load("low"), "PodsReady"))
     admitted = load("low")
 
-    # Queued: no room. Kueue's own reason is in the condition.
+    # Queued: no room. Kueue's own reason is in the condition. Its order is that of creation, in whole seconds.
+    wait_until("another second has begun", lambda: now() > admitted["metadata"]["creationTimestamp"])
     train("next")
     wait_until("the second job is queued", lambda: "insufficient" in str(objects.get(JOBS, "next").get("status")))
     assert reason("next") == "Queued"

@@ -153,6 +153,7 @@ def test_upgrade_and_rollback_restart_no_job_and_lose_no_status(
     found = lambda: {name: status.get("phase") for name, status in statuses(objects).items()}  # noqa: E731
     wait_until("every phase is there", lambda: found() == phases, detail=lambda: found())
     wait_until("ended jobs have no pods", lambda: len(objects.list("pods")) == 6)
+    wait_until("the agents are heard", lambda: statuses(objects)["waits"].get("reason") == "Rendezvous")
     kept, known = snapshot(objects), statuses(objects)
     for tree, program in ((ROOT, ("-m", "dtj_operator.app")), (before, old)):
         operator.terminate()
