@@ -12,6 +12,7 @@ from typing import Any
 
 from dtj_contract import names
 from dtj_core.api import InvalidJob, read, violations
+from dtj_core.api.shorthands import POD
 from dtj_core.plan import plan
 from dtj_core.plan.conditions import find_condition
 from dtj_core.plan.model import Apply, Observed, Plan, Settings
@@ -142,7 +143,10 @@ class Conformance:
             condition = find_condition(ended.status, kind) if ended is not None else None
             if condition is None or (
                 not _PATH.search(condition["message"].replace(message, ""))
-                and not any(f"spec.{name}" in message for name in ("checkpoint", "template"))
+                # A shorthand has the place in the job that it is short for in the pod.
+                and not any(
+                    f"spec.{name}" in message for name in ("checkpoint", "template", *(job["spec"].keys() & POD))
+                )
             ):
                 self._defect(case, f"rejected children, and no condition names the field: {message} -> {condition}")
 
