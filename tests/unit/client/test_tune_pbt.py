@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,8 @@ from dtj.tune.pbt import Origin
 from dtj.tune.planner import Trial, TrialState
 from dtj.tune.spec import ChoiceParameter, FloatParameter, IntParameter
 from tests.unit.client.sweeps import LONG, TuneRun, sweep
+from tests.unit.client.tune_population import SIZE as POPULATION
+from tests.unit.client.tune_population import STEPS as EACH
 
 SIZE, STEPS = 4, 20
 
@@ -128,3 +133,22 @@ def test_generations_start_from_better_checkpoints_and_a_kill_changes_nothing(tm
     assert len(replaced) == 2, "one of each generation"
     best = json.loads((calm.sweep / "best/best.json").read_text())
     assert best["trial"] >= 2 * SIZE
+
+
+@pytest.mark.timeout(2 * LONG)
+def test_a_function_begins_where_the_generation_before_has_ended(tmp_path: Path) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("tune_population.py")), "search"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LONG, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ended = {}
+    for number in range(3 * POPULATION):
+        (saved,) = (tmp_path / "search/volumes").glob(f"**/climb-{number:04d}/sum.txt")
+        step, total = saved.read_text().split()
+        generation = number // POPULATION
+        assert int(step) == (generation + 1) * EACH
+        assert saved.with_name("began.txt").read_text() == f"{generation * EACH}\n"
+        ended[number] = abs(3 * EACH - float(total))
+    best = re.search(r"best (\d+) (\S+)", done.stdout)
+    assert best, done.stdout
+    assert (int(best[1]), float(best[2])) == min(ended.items(), key=lambda item: item[1])
+    assert int(best[1]) >= 2 * POPULATION, "only three generations come so far"
