@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,9 @@ def main() -> int:
     p.add_argument("shape", nargs="*", choices=[*names, []], default=[], help=f"default: {' '.join(names)}")
     p.add_argument("--trials", type=int, help="default: 10 of each ordinal, 15 / 5 of nodes, 10 of a comparison")
     p.add_argument("--out", type=Path, help="keep the measurements in this JSON file")
-    p.add_argument("--only", metavar="TEXT", help="of a comparison only the arms with this text")
+    p.add_argument(
+        "--only", action="append", metavar="TEXT", help="of a comparison only the arm with this name, or with this text"
+    )
     p.add_argument("--again", action="store_true", help="drop the trials that the file has of a comparison's arms")
     p.add_argument("--render", action="store_true", help="measure nothing; write the tables from results.json")
     args = p.parse_args()
@@ -73,7 +75,7 @@ def _disturb(key: str, shape: Shape, args: argparse.Namespace) -> bool:
 def _compare(key: str, args: argparse.Namespace) -> None:
     """Measures one comparison. Its arms take turns, so that a disturbance meets all of them."""
     ledger, trials = Ledger(args.out), args.trials or TRIALS
-    chosen = [arms for arms in _arms(key) if not args.only or any(args.only in arm for arm in arms)]
+    chosen = [arms for arms in _arms(key) if not args.only or set(arms) & _named(_arms(key), args.only)]
     if args.again:
         for arms in chosen:
             ledger.forget(key, arms)
@@ -90,6 +92,12 @@ def _compare(key: str, args: argparse.Namespace) -> None:
                     print(key, arm, number, {"load": load, **found}, file=sys.stderr, flush=True)
     if ledger.trials(key):
         print(tables.render(key, {"circumstances": ledger.circumstances(key), "trials": ledger.trials(key)}))
+
+
+def _named(sets: Iterable[tuple[str, ...]], texts: Sequence[str]) -> set[str]:
+    """Returns the arms whose name is one of the texts; of a text that is no arm's name, those that have it."""
+    arms = {arm for arms in sets for arm in arms}
+    return {arm for text in texts for arm in arms if (arm == text if text in arms else text in arm)}
 
 
 def _arms(key: str) -> Mapping[tuple[str, ...], Callable[[int], dict[str, Any]]]:
