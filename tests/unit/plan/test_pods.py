@@ -74,6 +74,18 @@ def test_pending_job_reports_why_its_pods_do_not_run(case: str) -> None:
     assert plan(job(after.status), seen, NOW + 61, SETTINGS).events == ()
 
 
+def test_pod_that_waits_for_its_gang_is_not_the_cause() -> None:
+    """Volcano reports `Schedulable` of a pod that has a node, while others of its gang have none."""
+    message = "Pod team/digits-0 can possibly be assigned to node-3, once minAvailable is satisfied"
+    fits = {"type": "PodScheduled", "status": "False", "reason": "Schedulable", "message": message}
+    stored, child = started()
+    pods = (pod(0, phase="Pending", conditions=[fits]), unscheduled("pod group is not ready"), pod(2))
+    seen = Observed(stateful_set=child, service=service(), pods=pods)
+    running = condition(plan(stored, seen, NOW + 60, SETTINGS).status, "Running")
+    assert running["reason"] == "Unschedulable"
+    assert running["message"].startswith("pod digits-1: pod group is not ready")
+
+
 def test_missing_pods_point_to_the_statefulset() -> None:
     stored, child = started()
     status = plan(stored, Observed(stateful_set=child, service=service()), NOW + 60, SETTINGS).status

@@ -79,12 +79,13 @@ def ready_count(pods: tuple[Object, ...], container: str) -> int:
 def why_not_running(pods: tuple[Object, ...], job: Job, refusal: str | None = None, now: float = 0.0) -> Cause | None:
     """Returns the first reason, by ordinal, why not all pods run; None if enough of them do.
 
+    A pod that waits only for the others of its gang comes last, because their reason is the cause.
     Spares are not waited for. `refusal`: the API server's message where it rejects a child.
     """
     if running_count(pods, job.trainer_container) >= job.spec.replicas:
         return None
     first: Cause | None = None
-    for pod in pods:
+    for pod in sorted(pods, key=_would_fit):
         cause = _why_waiting(pod, job, now)
         if cause is not None and cause.reason != Reason.PODS_PENDING:
             return pod_waits.add_claim_hint(cause, pods)
@@ -198,6 +199,11 @@ def _why_waiting(pod: Object, job: Job, now: float) -> Cause | None:
         or pod_waits.not_set_up(pod, now)
     )
     return found or Cause(Reason.PODS_PENDING, f"pod {pod['metadata']['name']} is starting")
+
+
+def _would_fit(pod: Object) -> bool:
+    """Returns whether the scheduler has a node for the pod, but none for others of its gang (Volcano's reason)."""
+    return bool(_condition(pod, "PodScheduled").get("reason") == "Schedulable")
 
 
 def _why_unscheduled(pod: Object, job: Job) -> Cause | None:
