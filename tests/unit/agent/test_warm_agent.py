@@ -16,6 +16,8 @@ from tests.lib.waiting import wait_until
 from tests.unit.agent.harness import WORKER, Group, is_alive, running
 from tests.unit.agent.warm_site import STEP, write_site
 
+COUNTED = WORKER.replace("    step += 1\n", "    step += 1\n    if step % 5 == 0:\n        " + STEP)
+"""A worker that does a step of an optimizer after each five of its own."""
 READY = re.compile(r"warm process (\d+) is ready")
 
 
@@ -104,8 +106,7 @@ def test_imports_of_one_attempt_are_there_in_the_next_and_after_the_agent(tmp_pa
     write_site(site, counted=True)
     script = tmp_path / "script.py"
     first = "import sys; print('heavy is there:', 'heavy.part' in sys.modules, flush=True); import heavy.part\n"
-    counted = WORKER.replace("    step += 1\n", "    step += 1\n    if step % 5 == 0:\n        " + STEP)
-    script.write_text(first + counted)
+    script.write_text(first + COUNTED)
     environ = {"PYTHONPATH": str(site), names.ENV_WARM_WORKERS: names.WARM_AUTO}
     with running(tmp_path, 1, [sys.executable, "-u", str(script)], **environ) as group:
         group.wait_attempt(1)
@@ -129,8 +130,7 @@ def test_imports_ahead_that_end_an_attempt_are_given_up(tmp_path: Path) -> None:
     (tmp_path / "conf" / "choices.py").write_text("")
     script = tmp_path / "script.py"
     first = f"import sys; sys.path.append({str(tmp_path / 'conf')!r})\nimport picky\nassert picky.choices\n"
-    counted = WORKER.replace("    step += 1\n", "    step += 1\n    if step % 5 == 0:\n        " + STEP)
-    script.write_text(first + counted)
+    script.write_text(first + COUNTED)
     environ = {"PYTHONPATH": str(site), names.ENV_WARM_WORKERS: names.WARM_AUTO}
     with running(tmp_path, 1, [sys.executable, "-u", str(script)], **environ) as group:
         group.wait_attempt(1)
