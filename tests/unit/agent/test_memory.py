@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import http.client
-import os
 import re
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
 from dtj_agent.build import build
+from tests.lib.pythons import interpreter
 from tests.lib.waiting import wait_until
 from tests.unit.agent.harness import Group, running, token
 
@@ -86,16 +85,3 @@ def test_agent_runs_a_job_under_every_installed_python(tmp_path: Path, version: 
     ) as single:
         assert single.wait_exit(0) == 1
         assert single.outcome()["reason"] == "NoRestartExitCode"
-
-
-def interpreter(version: str) -> str | None:
-    if sys.version_info[:2] == tuple(map(int, version.split("."))):
-        return sys.executable
-    candidates = [shutil.which(f"python{version}")]
-    candidates += sorted(
-        map(str, Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob(f"versions/{version}.*/bin/python3"))
-    )
-    for candidate in candidates:
-        if candidate and "shims" not in candidate:
-            return candidate
-    return None

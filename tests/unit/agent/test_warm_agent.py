@@ -12,6 +12,7 @@ import pytest
 
 from dtj_agent.build import build
 from dtj_contract import names
+from tests.lib.pythons import interpreter
 from tests.lib.waiting import wait_until
 from tests.unit.agent.harness import WORKER, Group, is_alive, running
 from tests.unit.agent.warm_site import STEP, write_site
@@ -121,8 +122,11 @@ def test_imports_of_one_attempt_are_there_in_the_next_and_after_the_agent(tmp_pa
         assert found == ["False", "True", "True"], group.logs()
 
 
-def test_imports_ahead_that_end_an_attempt_are_given_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["3.9", "3.13"])
+def test_imports_ahead_that_end_an_attempt_are_given_up(tmp_path: Path, version: str) -> None:
     """No rule sees that the script adds a folder in which a package looks for a module: the second attempt fails."""
+    python = interpreter(version) or sys.executable
+    build(str(tmp_path / "agent.pyz"))
     site = tmp_path / "site-packages"
     write_site(site, counted=True)
     (site / "picky.py").write_text("try:\n    import choices\nexcept ImportError:\n    choices = None\n")
@@ -132,7 +136,8 @@ def test_imports_ahead_that_end_an_attempt_are_given_up(tmp_path: Path) -> None:
     first = f"import sys; sys.path.append({str(tmp_path / 'conf')!r})\nimport picky\nassert picky.choices\n"
     script.write_text(first + COUNTED)
     environ = {"PYTHONPATH": str(site), names.ENV_WARM_WORKERS: names.WARM_AUTO}
-    with running(tmp_path, 1, [sys.executable, "-u", str(script)], **environ) as group:
+    program = [python, str(tmp_path / "agent.pyz")]
+    with running(tmp_path, 1, [python, "-u", str(script)], program, **environ) as group:
         group.wait_attempt(1)
         wait_until("the imports", lambda: "that the script imported are imported" in group.log(0), detail=group.logs)
         os.kill(group.worker(0), signal.SIGKILL)
