@@ -1,5 +1,7 @@
 """`dtj tune --cluster` on kind: trials are jobs of the operator; the sweep and a trial's pod are killed.
 
+One sweep is random. Another is a population, whose trials start from each other's checkpoints on the shared volume.
+
 `make test-long` runs this file. The script is a ConfigMap's, and the image the trainer's, of which only Python is used.
 """
 
@@ -23,6 +25,8 @@ from tests.e2e.kit import DTJ, Kubectl, Object, is_true, wait_until
 
 SCRIPT = ROOT / "examples/sweep/train.py"
 NAME, TRIALS, PARALLEL, STEPS = "search", 6, 2, 60
+POPULATION, EACH = 2, 30
+"""Trials of a generation, and its steps."""
 LIMIT = 900
 pytestmark = pytest.mark.timeout(2 * LIMIT)
 
@@ -35,7 +39,7 @@ def quiet() -> None:
 class Sweep:
     """`dtj tune --cluster` in a folder, started as often as it is killed."""
 
-    def __init__(self, folder: Path, kubectl: Kubectl, image: str) -> None:
+    def __init__(self, folder: Path, kubectl: Kubectl, image: str, algorithm: Object) -> None:
         self.folder = folder
         self.kubectl = kubectl
         self.process: subprocess.Popen[bytes] | None = None
@@ -69,7 +73,7 @@ class Sweep:
                 },
                 "trials": TRIALS,
                 "parallel": PARALLEL,
-                "algorithm": {"name": "random", "seed": 5},
+                "algorithm": algorithm,
                 "job": {"spec": spec},
             },
         }
@@ -104,10 +108,15 @@ class Sweep:
 
 
 @pytest.fixture
-def sweep(kubectl: Kubectl, images: dict[str, str], tmp_path: Path) -> Iterator[Sweep]:
+def algorithm() -> Object:
+    return {"name": "random", "seed": 5}
+
+
+@pytest.fixture
+def sweep(kubectl: Kubectl, images: dict[str, str], algorithm: Object, tmp_path: Path) -> Iterator[Sweep]:
     script = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "script"}}
     kubectl.apply(script | {"data": {SCRIPT.name: SCRIPT.read_text()}})
-    found = Sweep(tmp_path, kubectl, images["trainer"])
+    found = Sweep(tmp_path, kubectl, images["trainer"], algorithm)
     yield found
     if found.process is not None and found.process.poll() is None:
         found.process.kill()
@@ -118,15 +127,16 @@ def step(job: Object) -> int:
     return int((job.get("status", {}).get("progress") or {}).get("step") or 0)
 
 
-def alone(args: list[str], folder: Path) -> float:
-    """Returns the loss that the script reports with these arguments, without a cluster and without a disturbance."""
+def alone(args: list[str], folder: Path, environ: dict[str, str] | None = None) -> tuple[int, float]:
+    """Returns the last step and loss that the script prints with these arguments, alone and undisturbed."""
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *args, "--step-seconds", "0"],
-        env={**os.environ, "DTJ_CHECKPOINT_DIR": str(folder)}, capture_output=True, text=True, timeout=120, check=True,
+        env={**os.environ, **(environ or {}), "DTJ_CHECKPOINT_DIR": str(folder)}, capture_output=True, text=True,
+        timeout=120, check=True,
     )  # fmt: skip
-    last = done.stdout.splitlines()[-1].split()
-    assert last[:2] == ["step", str(STEPS)]
-    return float(last[-1])
+    label, step, _, loss = done.stdout.splitlines()[-1].split()
+    assert label == "step"
+    return int(step), float(loss)
 
 
 def test_killed_sweep_and_killed_pod_leave_each_trial_once(sweep: Sweep, tmp_path: Path) -> None:
@@ -172,8 +182,43 @@ def test_killed_sweep_and_killed_pod_leave_each_trial_once(sweep: Sweep, tmp_pat
     assert [(number, state) for number, (state, _) in trials.items()] == [(n, "COMPLETE") for n in range(TRIALS)]
     for number, (_, value) in trials.items():
         args: list[Any] = jobs[f"{NAME}-{number:04d}"]["spec"]["entrypoint"]["args"]
-        assert value == pytest.approx(alone(args, tmp_path / f"alone-{number}"), abs=1e-4), args
+        assert alone(args, tmp_path / f"alone-{number}") == pytest.approx((STEPS, value), abs=1e-4), args
     best = json.loads((tmp_path / "sweep/best/best.json").read_text())
     assert best["value"] == min(value for _, value in trials.values())
     assert best["volume"] == {"claimName": "shared"}
     assert best["checkpoint"]["step"] == STEPS
+
+
+@pytest.mark.parametrize(
+    "algorithm", [{"name": "pbt", "seed": 2, "population": POPULATION, "stepsPerGeneration": EACH}]
+)
+def test_population_trains_on_from_the_checkpoints_of_other_jobs(sweep: Sweep, tmp_path: Path) -> None:
+    """The loss of each trial is that of the script alone, run generation after generation in sibling folders."""
+    process = sweep.begin()
+
+    def later_trial() -> str | None:
+        assert process.poll() is None, sweep.output()
+        jobs = sweep.jobs().items()
+        return next((name for name, job in jobs if int(name[-4:]) >= POPULATION and is_true(job, "Running")), None)
+
+    name = wait_until("a trial of the second generation", later_trial, timeout=LIMIT, detail=sweep.output)
+    process.kill()
+    process.wait()
+    sweep.kubectl("delete", "pod", f"{name}-0", "--wait=false", "--grace-period=0", "--force")
+    process = sweep.begin()
+    wait_until("the end of the sweep", lambda: process.poll() is not None, timeout=LIMIT, detail=sweep.output)
+    assert process.returncode == 0, sweep.output()
+    jobs, trials = sweep.jobs(), sweep.trials()
+    assert sorted(jobs) == [f"{NAME}-{number:04d}" for number in range(TRIALS)]
+    begins_at = []
+    for number, (name, job) in enumerate(sorted(jobs.items())):
+        variables = {each["name"]: each["value"] for each in job["spec"]["env"]}
+        begins_at.append(variables.get("TUNE_FROM"))
+        last = EACH * (number // POPULATION + 1)
+        found = alone(job["spec"]["entrypoint"]["args"], tmp_path / "alone" / name, variables)
+        assert found == pytest.approx((last, trials[number][1]), abs=1e-4), job["spec"]
+        assert job["status"]["checkpoint"]["step"] == last
+    assert begins_at[:POPULATION] == [None] * POPULATION
+    assert all(begins_at[POPULATION:])
+    assert any(begin != f"{NAME}-{number - POPULATION:04d}" for number, begin in enumerate(begins_at) if begin)
+    assert {state for state, _ in trials.values()} == {"COMPLETE"}
