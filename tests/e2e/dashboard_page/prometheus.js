@@ -52,8 +52,14 @@ function frame({ metric, values }, refId, legendFormat, step) {
         type: FieldType.number,
         labels: metric,
         config: { displayNameFromDS: renderLegendFormat(legendFormat, metric) },
-        values: values.map(([, value]) => Number(value.replace('Inf', 'Infinity'))),
+        values: values.map(([, value]) => finite(value)),
       },
     ],
   };
+}
+
+// Grafana's panel takes NaN and infinities for missing. Its plot finds no scale where a line begins with NaN.
+function finite(value) {
+  const number = Number(value);
+  return Number.isFinite(number) ? number : null;
 }
