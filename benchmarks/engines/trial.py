@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from benchmarks.engines.arms import Arm, Launched
+from benchmarks.engines.arms import BUILD, Arm, Launched
 from benchmarks.ledger import Trial
 from benchmarks.recovery import processes
 from benchmarks.recovery.learning import LEARNED_SECONDS
@@ -48,6 +48,7 @@ def outcome(group: Launched, fault: float) -> Trial:
     if step is None:
         end = "ended" if group.has_ended() else "hung"
         after = round(time.monotonic() - fault, 2)
-        return {"seconds": None, "end": end, "after": after, "output": group.output()[-1500:]}
+        output = group.output()[-1500:].replace(f"{BUILD.parent}/", "")  # paths as in any other checkout
+        return {"seconds": None, "end": end, "after": after, "output": output}
     when, number, ranks = step
     return {"seconds": round(when - fault, 4), "end": "recovered", "lost": max(0, before - number + 1), "ranks": ranks}
