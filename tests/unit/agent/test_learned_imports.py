@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -253,6 +255,18 @@ def test_package_of_the_command_is_user_code() -> None:
     assert "_pytest" in {name.partition(".")[0] for name in learned.third_party(frozenset(), command)}
     assert "pytest" not in learned.third_party(frozenset(), command)
     assert "pytest" in learned.third_party(frozenset(), ["python3", "train.py"])
+
+
+def test_library_of_cffi_that_claims_to_be_a_module_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Library:  # as cryptography keeps one in sys.modules
+        __class__ = ModuleType  # type: ignore[assignment]
+
+    library = Library()
+    assert isinstance(library, ModuleType)
+    monkeypatch.setitem(sys.modules, "cryptography_stub.lib", library)
+    found = learned.third_party(frozenset(), ["python3", "train.py"])
+    assert "pytest" in found
+    assert "cryptography_stub.lib" not in found
 
 
 @pytest.mark.parametrize("text", ["", "[", "[]", '{"modules": 1, "leftOut": []}', '{"modules": [1, "a b", "a..b"]}'])

@@ -98,7 +98,8 @@ def third_party(before: "frozenset[str]", command: Sequence[str]) -> List[str]:
     users = users_package(command)
     found = []
     for name, module in list(sys.modules.items()):
-        if name in before or not isinstance(module, ModuleType) or not _is_plain(name):
+        # Not isinstance(): a library of cffi claims the class of a module, and has no namespace of one.
+        if name in before or not issubclass(type(module), ModuleType) or not _is_plain(name):
             continue
         if package(name) in users or name.partition(".")[0] in _OURS:
             continue
