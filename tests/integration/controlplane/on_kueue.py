@@ -60,9 +60,6 @@ def test_job_is_queued_admitted_preempted_and_admitted_again(
     def load(name: str) -> Any:
         return kueue.workload(plane, namespace, name)
 
-    def reason(name: str) -> str:
-        return str((objects.get(JOBS, name).get("status") or {}).get("reason"))
-
     def pods(name: str) -> list[Any]:
         return [pod for pod in objects.list("pods") if pod["metadata"]["name"].startswith(f"{name}-")]
 
@@ -79,7 +76,7 @@ def test_job_is_queued_admitted_preempted_and_admitted_again(
     wait_until("another second has begun", lambda: now() > admitted["metadata"]["creationTimestamp"])
     train("next")
     wait_until("the second job is queued", lambda: "insufficient" in str(objects.get(JOBS, "next").get("status")))
-    assert reason("next") == "Queued"
+    assert objects.reason("next") == "Queued"
     assert objects.get("statefulsets", "next") is None
 
     # Recovery: a lost pod is replaced, and the job keeps its Workload and its quota.
@@ -99,7 +96,7 @@ def test_job_is_queued_admitted_preempted_and_admitted_again(
     last = train("high", priorityClassName=f"{namespace}-urgent")
     wait_until("the job of higher priority runs", lambda: objects.condition("high", "Running"))
     assert load("high")["spec"]["priority"] == 1000
-    wait_until("the first job is queued again", lambda: reason("low") == "Queued")
+    wait_until("the first job is queued again", lambda: objects.reason("low") == "Queued")
     assert pods("low") == []
     assert objects.get("statefulsets", "low") is None
     assert kueue.is_true(load("low"), "Evicted")
@@ -113,7 +110,7 @@ def test_job_is_queued_admitted_preempted_and_admitted_again(
     wait_until("the first job runs again", lambda: objects.condition("low", "Running"))
     [trainer] = objects.get("statefulsets", "low")["spec"]["template"]["spec"]["containers"]
     assert next(e["value"] for e in trainer["env"] if e["name"] == "DTJ_ATTEMPT_FLOOR") == "4"
-    assert reason("next") == "Queued", "first in, first out"
+    assert objects.reason("next") == "Queued", "first in, first out"
 
     # Suspended: the quota is free, and the next job gets it.
     objects.change(JOBS, "low", lambda job: job["spec"].update(suspend=True))

@@ -160,6 +160,11 @@ class Objects:
                 return condition
         return None
 
+    def reason(self, name: str) -> Any:
+        """Returns the reason in the job's status; None before its first status write."""
+        job = self.get("distributedtrainingjobs", name) or {}
+        return job.get("status", {}).get("reason")
+
 
 class Operator:
     """`dtj-operator` as a process, logged in as its service account."""

@@ -235,13 +235,11 @@ def test_full_quota_delays_a_job_and_fails_none(
         {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}},
     )
     where = f"/api/v1/namespaces/{objects.namespace}/resourcequotas/q"
-    wait_until("the quota counts", lambda: objects.plane.request("GET", where)["status"].get("hard"))
+    wait_until("the quota counts", lambda: objects.plane.request("GET", where).get("status", {}).get("hard"))
     start_operator().ready()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running()
-    wait_until(
-        "the status reports it", lambda: objects.get(JOBS, "j").get("status", {}).get("reason") == "ChildRefused"
-    )
+    wait_until("the status reports it", lambda: objects.reason("j") == "ChildRefused")
     assert not objects.condition("j", "Failed")
     change(objects.plane, where, lambda quota: quota["spec"]["hard"].update(pods="10"))
     wait_until("the job runs", lambda: objects.condition("j", "Running"), timeout=60)

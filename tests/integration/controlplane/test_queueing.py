@@ -57,7 +57,7 @@ def test_quota_is_kept_by_the_job_and_given_back_after_its_last_pod(
     agents.statuses[job["metadata"]["uid"]] = running()
     load = wait_until("the Workload exists", lambda: kueue.workload(plane, namespace, "j"))
     assert load["spec"]["priority"] == 0
-    wait_until("the job is queued", lambda: objects.get(JOBS, "j")["status"]["reason"] == "Queued")
+    wait_until("the job is queued", lambda: objects.reason("j") == "Queued")
     assert objects.get("statefulsets", "j") is None
 
     flavors = {"cpu": namespace, "memory": namespace}
@@ -75,13 +75,13 @@ def test_quota_is_kept_by_the_job_and_given_back_after_its_last_pod(
     kubelet.held |= {pod["metadata"]["uid"] for pod in objects.list("pods")}
     set_status(plane, namespace, "j", None, Evicted=(True, "Preempted"))
     wait_until("the pods terminate", lambda: all("deletionTimestamp" in p["metadata"] for p in objects.list("pods")))
-    assert objects.get(JOBS, "j")["status"]["reason"] == "EvictedByQueue"
+    wait_until("the status names the eviction", lambda: objects.reason("j") == "EvictedByQueue")
     assert kueue.is_true(load_now(), "QuotaReserved"), "pods that terminate still use the quota"
     kubelet.held.clear()
     wait_until("the quota is given back", lambda: not kueue.is_true(load_now(), "QuotaReserved"))
     assert "admission" not in load_now()["status"]
     assert kueue.is_true(load_now(), "Requeued")
-    wait_until("the job is queued again", lambda: objects.get(JOBS, "j")["status"]["reason"] == "Queued")
+    wait_until("the job is queued again", lambda: objects.reason("j") == "Queued")
 
     objects.change(JOBS, "j", lambda changed: changed["spec"].update(suspend=True))
     wait_until("the Workload is deleted", lambda: load_now() is None)
@@ -105,11 +105,9 @@ def test_workload_of_somebody_else_is_named_and_left_alone(
     start_operator("--kueue", "true").ready()
     submit(queueName=namespace)
     # No watch of the operator shows it: it has none of its labels.
-    wait_until(
-        "the job names it", lambda: (objects.get(JOBS, "j").get("status") or {}).get("reason") == "ChildConflict"
-    )
+    wait_until("the job names it", lambda: objects.reason("j") == "ChildConflict")
     found = kueue.workload(plane, namespace, "j")
     assert found is not None
     assert found["metadata"]["uid"] == uid
     plane.request("DELETE", f"{path}/j")
-    wait_until("the job is queued", lambda: objects.get(JOBS, "j")["status"]["reason"] == "Queued")
+    wait_until("the job is queued", lambda: objects.reason("j") == "Queued")
