@@ -50,8 +50,9 @@ def experiments(jobs: int, trials: int) -> list[Arm]:
         arms.append(Arm(STARTING, name, trials, measure))
     for size in SIZES:
         measure = partial(creation.measure, Ours, size, tuned=True, restart=False)
-        arms.append(Arm(SCALE, f"{size}", 1, partial(_with, measure, jobs=size)))
-    arms += [Arm(LISTENING, f"{size}", 1, partial(running.listening, size)) for size in RUNNING]
+        arms.append(Arm(SCALE, f"{size}", trials, partial(_with, measure, jobs=size)))
+        arms.append(Arm(SCALE, f"{size}, {FLOOR}", trials, partial(creation.floor, size)))
+    arms += [Arm(LISTENING, f"{size}", trials, partial(running.listening, size)) for size in RUNNING]
     arms.append(Arm(MANY, f"{MOST}", 1, partial(running.many, MOST)))
     arms.append(Arm(SILENT, "500", trials, partial(running.beside_silent, 500)))
     arms.append(Arm(LARGE, f"{PODS}", trials, partial(running.large, PODS)))

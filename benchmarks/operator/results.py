@@ -33,9 +33,16 @@ NOTES = {
         " leases. Here kube-controller-manager is not limited. Six are the least with a NetworkPolicy: four children,"
         " and a status when they exist and when the pods run. The peers create no NetworkPolicy."
     ),
-    "scale": "From the first create until every job has its children; the memory has the pods, which are pending.",
-    "listening": "The age is how old the progress in a status is before it is written again; the worst of all jobs.",
-    "many": "Jobs are created in waves of 500, each when the last one runs; then two minutes of rest.",
+    "scale": (
+        "From the first create until every job has its children; the memory has the pods, which are pending. `floor`:"
+        " the client alone."
+    ),
+    "listening": (
+        "The age is how old the progress in a status is before it is written again; the worst of all jobs. `floor` is a"
+        " client alone, after the operator's end in each trial: it writes as many statuses a second of the same jobs"
+        " with the same HTTP client, and follows the jobs by a watch; it has no agents, no other cache and no plan."
+    ),
+    "many": "Jobs are created in waves of 500, each when the last one runs; then a minute of rest.",
     "silent": "The time from the create of one job until its Service, Secret and StatefulSet exist.",
     "large": (
         "The delay of the event loop has the resolution of its metric's buckets. Here the operator goes before the"
@@ -116,21 +123,26 @@ def _starting(rows: Mapping[str, list[Trial]]) -> list[str]:
 
 
 def _scale(rows: Mapping[str, list[Trial]]) -> list[str]:
-    head = ["jobs", "children s", "ms a job", "CPU ms a job", "RSS peak MiB", "KiB a job"]
+    head = [
+        "jobs", "trials", "children s", "ms a job", "floor ms a job", "beside the floor", "CPU ms a job",
+        "RSS peak MiB", "KiB a job",
+    ]  # fmt: skip
     out = []
-    for arm, trials in sorted(rows.items(), key=lambda row: int(row[0])):
-        jobs = int(arm)
+    sizes = sorted(int(arm) for arm in rows if arm.isdecimal())
+    for jobs in sizes:
+        trials, floor = rows[f"{jobs}"], _median(rows.get(f"{jobs}, floor", []), "seconds")
         seconds, idle, peak = (_median(trials, name) or 0.0 for name in ("seconds", "rss_idle", "rss_peak"))
+        beside = [f"{1000 * floor / jobs:.1f}", f"{seconds / floor:.2f}x"] if floor else ["", ""]
+        cells = [f"{jobs:,}", str(len(trials)), f"{seconds:.1f}", f"{1000 * seconds / jobs:.1f}", *beside]
         growth = f"{(peak - idle) * 1024 / jobs:.0f}"
-        each = f"{1000 * seconds / jobs:.1f}"
-        out.append([f"{jobs:,}", f"{seconds:.1f}", each, _cell(trials, "cpu_ms"), f"{peak:.0f}", growth])
+        out.append([*cells, _cell(trials, "cpu_ms"), f"{peak:.0f}", growth])
     return _table(head, out)
 
 
 def _listening(rows: Mapping[str, list[Trial]]) -> list[str]:
     head = [
-        "jobs", "CPU of a core", "writes/s", "reads/s", "progress age s: median", "worst", "failure s: median", "worst",
-        "RSS MiB", "targets",
+        "jobs", "trials", "CPU of a core", "floor", "beside the floor", "writes/s", "reads/s", "progress age s: median",
+        "worst", "failure s: median", "worst", "RSS MiB", "targets",
     ]  # fmt: skip
     out = []
     for arm, trials in sorted(rows.items(), key=lambda row: int(row[0])):
@@ -142,7 +154,11 @@ def _listening(rows: Mapping[str, list[Trial]]) -> list[str]:
             _met(_median(trials, "progress_age_worst"), 30, "30 s"),
             _met(_median(trials, "failure_age_worst"), 1, "1 s"),
         ]
-        cells = [f"{int(arm):,}", _cell(trials, "cpu", 1, 100) + " %", _cell(trials, "writes_per_second")]
+        floor = [trial for trial in trials if "floor_cpu" in trial]
+        beside = [trial["cpu"] / trial["floor_cpu"] for trial in floor]
+        cells = [f"{int(arm):,}", str(len(trials)), _cell(trials, "cpu", 1, 100) + " %"]
+        cells += [_cell(floor, "floor_cpu", 1, 100) + " %", f"{statistics.median(beside):.2f}x"] if floor else ["", ""]
+        cells.append(_cell(trials, "writes_per_second"))
         names = ("reads_per_second", "progress_age_median", "progress_age_worst")
         cells += [_cell(trials, name) for name in names]
         cells += [_cell(trials, name, 2) for name in ("failure_age_median", "failure_age_worst")]

@@ -18,6 +18,7 @@ from benchmarks.operator.agents import SILENT, Agents, address_of
 from benchmarks.operator.creation import LONG, Children, create_all, job_name, running_times
 from benchmarks.operator.kubelet import Kubelet
 from benchmarks.operator.planes import Audit, cpu_seconds, fresh, memory_mib, resources, send, watch
+from benchmarks.operator.status_floor import StatusFloor
 from benchmarks.operator.systems import Ours
 from dtj_contract import names
 from hack.cluster.controlplane import ControlPlane
@@ -25,7 +26,9 @@ from tests.integration.controlplane.support import wait_until
 
 SETTLE_SECONDS = 30.0
 """After the last job has begun to run: as long as the slowest report."""
-WINDOW_SECONDS = 120.0
+WINDOW_SECONDS = 81.0
+"""Three times the 27 s after which the operator writes a progress again: each job counts as often."""
+FLOOR_SETTLE_SECONDS, FLOOR_SECONDS = 5.0, 30.0
 FAILURES = 20
 BESIDE = 10
 """New jobs, one after the other, beside the silent ones."""
@@ -143,7 +146,25 @@ def listening(jobs: int) -> dict[str, Any]:
                 agents.fail(uid)
                 wait_until("the failure is in the status", lambda uid=uid: uid in statuses.failed, every=0.005)
                 delays.append(statuses.failed[uid] - failed)
-        return found | {"failure_age_median": statistics.median(delays), "failure_age_worst": max(delays)}
+        found |= {"failure_age_median": statistics.median(delays), "failure_age_worst": max(delays)}
+        system.end(9)
+        return found | floor(plane, system, found["writes_per_second"])
+
+
+def floor(plane: ControlPlane, system: Ours, rate: float) -> dict[str, Any]:
+    """Lets a client alone write as many statuses a second as the operator did, of the same jobs. Its CPU."""
+    with StatusFloor(system.kubeconfig, rate) as client:
+        time.sleep(FLOOR_SETTLE_SECONDS)
+        audit = Audit(plane, system.user)
+        audit.read()
+        cpu, start = cpu_seconds(client.pid), time.time()
+        time.sleep(FLOOR_SECONDS)
+        end = time.time()
+        writes = len(audit.writes(start, end))
+        return {
+            "floor_cpu": (cpu_seconds(client.pid) - cpu) / (end - start),
+            "floor_writes_per_second": writes / (end - start),
+        }
 
 
 def many(jobs: int) -> dict[str, Any]:
