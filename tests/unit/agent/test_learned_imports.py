@@ -151,7 +151,17 @@ def test_variable_that_a_package_sets_before_it_imports_another_counts(
     (site / "mt" / "train.py").write_text(text.replace(", beside", ""))
     found = learn("learned", site, tmp_path, text, command=["python3", "-u", *command])
     assert [result["0"][1].splitlines()[0] for result in found["results"]] == ["/data", "/data"], found
+    # A module that another one imports is learned before it, and so without what that one sets.
     assert kept(tmp_path)["leftOut"]["q"] == "it reads Q_HOME when it is imported"
+
+
+def test_variable_of_a_package_that_is_imported_ahead_too_is_no_reason(site: Path, tmp_path: Path) -> None:
+    """As scikit-learn reads what joblib sets."""
+    (site / "sets.py").write_text("import os; os.environ['Q_HOME'] = '/data'\n")
+    (site / "q.py").write_text("import sets, os; home = os.environ['Q_HOME']\n")
+    found = learn("learned", site, tmp_path, "import q; print(q.home)\n" + SCRIPT)
+    assert [result["0"][1].splitlines()[0] for result in found["results"]] == ["/data", "/data"], found
+    assert kept(tmp_path)["leftOut"] == {}
 
 
 LAZY = """

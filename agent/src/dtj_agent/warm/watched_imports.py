@@ -248,5 +248,9 @@ class _WatchedEnvironment(type(os.environ)):  # type: ignore[misc]
     def _use(self, key: str) -> None:
         if isinstance(key, str):  # os.get_exec_path tries bytes
             self.used.add(key)
-            if key in self.changed and list(self.changed[key]) != [importing()]:
+            if key in self.changed and not self._is_set_here(self.changed[key]):
                 self.stale.add(key)
+
+    def _is_set_here(self, by: Sequence[str]) -> bool:
+        """Returns whether all imports that set a variable are this process's too, and none of them is the script."""
+        return bool(by) and (list(by) == [importing()] or all(name in sys.modules for name in by))
