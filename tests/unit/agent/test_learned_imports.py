@@ -182,6 +182,20 @@ def test_report_raises_nothing_into_the_script(site: Path, tmp_path: Path) -> No
     assert [result["0"] for result in found["results"]] == [[0, "False"], [0, "True"]], found
 
 
+def test_imports_that_cannot_be_found_out_are_logged(site: Path, tmp_path: Path) -> None:
+    strange = """
+import sys, types
+class Spec:
+    @property
+    def name(self): raise ValueError("as asked")
+sys.modules["strange"] = types.ModuleType("strange")
+sys.modules["strange"].__spec__ = Spec()
+"""
+    found = learn("learned", site, tmp_path, strange + SCRIPT)
+    assert [result["0"] for result in found["results"]] == [[0, "False"], [0, "False"]]
+    assert "warm process: what the script has imported can't be found out: ValueError: as asked" in found["logs"]
+
+
 def test_package_that_restores_all_variables_sets_none(site: Path, tmp_path: Path) -> None:
     (site / "restores.py").write_text(
         "import os; saved = dict(os.environ); os.environ.clear(); os.environ.update(saved)\n"

@@ -87,9 +87,9 @@ def _one_attempt(request: Any, ranks: int = 2) -> tuple[Driver, list[Any]]:
 
 
 def learned(request: Any) -> Any:
-    """Runs two attempts, the second after the warm process has learned the imports of the first."""
+    """Runs two attempts, the second after the warm process has learned the imports of the first, or does not."""
     driver, results = _one_attempt(request)
-    driver.until(lambda: _learnings(driver), "the imports of the first attempt")
+    driver.until(lambda: _learnings(driver) or _refusals(driver), "the imports of the first attempt")
     results.append(driver.run(request["command"], 2))
     driver.close()
     return {"results": results, "logs": driver.logs, "imported": _learnings(driver)}
@@ -193,6 +193,10 @@ def _marked(mark: str) -> list[int]:
 
 def _learnings(driver: Driver) -> list[str]:
     return [line.partition(", in")[0] for line in driver.logs if "for its next start" in line]
+
+
+def _refusals(driver: Driver) -> list[str]:
+    return [line for line in driver.logs if "be found out" in line]
 
 
 def killed_while_forking(request: Any) -> Any:

@@ -58,6 +58,11 @@ def read(folder: str) -> Learned:
     )
 
 
+def failure(folder: str) -> str:
+    """Returns why the last worker could not find out what it has imported; "" if it could."""
+    return str(_load(os.path.join(folder, IMPORTS_FILE)).get("error") or "")
+
+
 def keep(folder: str, learned: Learned) -> None:
     """Writes the file of the warm process; a folder that takes none costs the next container what was learned."""
     content: Dict[str, object] = {"modules": learned.modules, "leftOut": learned.left_out}
@@ -80,13 +85,17 @@ def report_of(folder: str, command: Sequence[str], before: "frozenset[str]") -> 
         atexit.unregister(report)
         try:
             changed, found = changes.end(), third_party(before, command)
+            content: Dict[str, object] = {"modules": found, "changed": changed}
             if not found:
                 return
-            _replace(os.path.join(folder, IMPORTS_FILE), {"modules": found, "changed": changed})
+        except Exception as error:  # noqa: BLE001 (the script may have replaced anything, and must not notice this)
+            content = {"error": "%s: %s" % (type(error).__name__, str(error)[:MAX_NAME])}
+        try:
+            _replace(os.path.join(folder, IMPORTS_FILE), content)
             news = os.open(os.path.join(folder, NEWS_FIFO), os.O_WRONLY | os.O_NONBLOCK)
             os.write(news, b"\0")
             os.close(news)
-        except Exception:  # noqa: BLE001 (no warm process listens, or the script has replaced something)
+        except Exception:  # noqa: BLE001 (no warm process listens)
             pass
 
     atexit.register(report)

@@ -119,6 +119,9 @@ class WarmServer:
         except BlockingIOError:  # another process has read it
             return
         self._tries = 0
+        why = learned.failure(self._folder)
+        if why:
+            self.send({"unknown": why})
         self._learn()
 
     def _learn(self) -> None:

@@ -225,6 +225,8 @@ class WarmProcess:
             text = "warm process: no module %s (%s)"
             text += "; it is imported ahead for each rank" if message.get("byRank") else ""
             self.log(text % (message["leftOut"], message.get("why")))
+        elif "unknown" in message:
+            self.log("warm process: what the script has imported can't be found out: %s" % message["unknown"])
         elif "learned" in message:
             text = "warm process: %s modules that the script imported are imported for its next start, in %s s"
             self.log(text % (message["learned"], message.get("seconds")))
