@@ -36,4 +36,4 @@ def left_out(folder: Path) -> list[str]:
 
 
 def _logs(folder: Path) -> list[str]:
-    return [path.read_text(errors="replace") for path in sorted(folder.glob("run/recovery-*.log"))]
+    return [path.read_text(errors="replace") for path in sorted(folder.glob("run/*.log"))]

@@ -22,8 +22,8 @@ from tests.e2e.kit import Job, Kubectl, Object, docker, is_true, wait_until
 from tests.engines.on_engines import EVERY, KINDS, LAST_RANK, STEPS, assert_same, result, spec
 from tests.integration.images.conftest import RESTRICTED
 
-SCRIPTS = sorted((ROOT / "tests/engines").glob("*_script.py"))
-MARKS = ROOT / "tests/engines/marks.py"
+FOLDER = ROOT / "tests/engines"
+SCRIPTS = [*sorted(FOLDER.glob("*_script.py")), FOLDER / "marks.py", FOLDER / "ahead.py"]
 MOUNTED = "/app/scripts"
 DISTURBED_AT = 13
 """Every script has saved step 12."""
@@ -75,7 +75,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 def namespace(cluster: dict[str, str], shared_root: Path) -> Iterator[Kubectl]:
     kubectl = make_namespace(f"engines-{uuid.uuid4().hex[:4]}", shared_root)
     scripts = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "scripts"}}
-    kubectl.apply(scripts | {"data": {path.name: path.read_text() for path in [*SCRIPTS, MARKS]}})
+    kubectl.apply(scripts | {"data": {path.name: path.read_text() for path in SCRIPTS}})
     yield kubectl
     drop_namespace(kubectl, shared_root)
 

@@ -4,6 +4,7 @@ Beside the training itself, variables of the environment decide:
 TIMES: a folder for the moments of each rank and attempt, in the format of benchmarks/recovery/logbook.py.
 PAUSE: seconds of sleep after each step.
 KILL: the rank that kills itself at step KILL_AT of the first attempt.
+GO: a file for which all ranks wait at this step of the first attempt.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 
 KILL_AT = 15
+GO_SECONDS = 240.0
 
 
 def attempt() -> int:
@@ -35,6 +37,10 @@ def begin(rank: int, world: int) -> None:
 def after_step(step: int, rank: int) -> None:
     note("step", rank, step)
     time.sleep(float(os.environ.get("PAUSE") or 0))
+    if attempt() == 1 and step == KILL_AT and (go := os.environ.get("GO")):
+        end = time.monotonic() + GO_SECONDS
+        while not os.path.exists(go) and time.monotonic() < end:
+            time.sleep(0.1)
 
 
 def maybe_die(step: int, rank: int) -> None:

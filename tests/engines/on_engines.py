@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.engines.marks import KILL_AT
+from benchmarks.recovery.learning import has_learned
+from tests.engines.marks import GO_SECONDS, KILL_AT
 
 HERE = Path(__file__).parent
 RUN = (sys.executable, "-m", "dtj.main", "run", "--plain", "-o", "json", "--logs")
@@ -33,6 +35,8 @@ KINDS = {
     "ray with its TorchTrainer": ("ray", "ray", "train"),
     "tensorflow with its CheckpointManager": ("tensorflow", "tensorflow", "manager"),
 }
+LEARNING = [kind for kind, (engine, _, _) in KINDS.items() if engine == "jax"]
+"""Engines whose warm process begins with nothing, and learns the framework."""
 LAST_RANK = {"ray": "1"}
 """The last of two pods' ranks, where a pod does not have two."""
 
@@ -73,13 +77,13 @@ def assert_same(found: dict[str, Any], reference: dict[str, Any]) -> None:
     assert found["loss"] == pytest.approx(reference["loss"], abs=1e-9)
 
 
-def train(kind: str, folder: Path, kill: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+def train(kind: str, folder: Path, kill: str = "", **variables: object) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the result and the job's status. `kill`: the rank that kills itself."""
     job = {
         "apiVersion": "training.dtj.dev/v1alpha1",
         "kind": "DistributedTrainingJob",
         "metadata": {"name": KINDS[kind][0]},
-        "spec": {"image": "unused", **spec(kind, str(HERE), str(folder), KILL=kill)},
+        "spec": {"image": "unused", **spec(kind, str(HERE), str(folder), KILL=kill, **variables)},
     }
     folder.mkdir(parents=True)
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
@@ -123,3 +127,26 @@ def test_killed_training_ends_with_the_undisturbed_result(
     assert found["resumed"] == KILL_AT // EVERY * EVERY
     assert (status["attempt"], status["restarts"]["inPlace"]) == (2, 1)
     assert any(str(failure["rank"]) == rank and failure["signal"] == "SIGKILL" for failure in status["failures"])
+
+
+@pytest.mark.parametrize("kind", LEARNING, indirect=True)
+def test_restart_forks_ranks_with_what_the_first_attempt_imported(
+    kind: str, tmp_path: Path, wholes: dict[str, dict[str, Any]]
+) -> None:
+    reference, folder, go = whole(kind, tmp_path, wholes), tmp_path / "killed", tmp_path / "go"
+    assert reference["ahead"] == []
+
+    def wait() -> None:
+        end = time.monotonic() + GO_SECONDS
+        while not (folder.exists() and has_learned(folder, least=2)) and time.monotonic() < end:
+            time.sleep(0.1)
+        go.touch()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    found, status = train(kind, folder, kill="3", GO=go)
+    thread.join()
+    print(f"{kind}: {json.dumps(status.get('recoveries'))}")
+    assert found["ahead"] == [KINDS[kind][0]]
+    assert_same(found, reference)
+    assert (status["attempt"], status["restarts"]["inPlace"]) == (2, 1)

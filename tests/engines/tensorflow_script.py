@@ -1,4 +1,4 @@
-"""A TensorFlow training as people write it: nothing is caught, and of ours only the tests' marks are imported.
+"""A TensorFlow training as people write it: nothing is caught, and of ours only what the tests need is imported.
 
 tensorflow_script.py manager FOLDER
 
@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import ahead
 import marks
 import numpy as np
 import tensorflow as tf
@@ -74,7 +75,7 @@ def main(folder: Path) -> None:
     if rank == 0:
         total = sum(float(each.numpy().astype(np.float64).sum()) for each in (first, second))
         found = {"step": done, "sum": total, "loss": float(value), "resumed": resumed, "world": world}
-        (folder / "result.json").write_text(json.dumps(found))
+        (folder / "result.json").write_text(json.dumps({**found, "ahead": ahead.FOUND}))
 
 
 main(Path(sys.argv[2]))

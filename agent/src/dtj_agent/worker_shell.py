@@ -196,7 +196,8 @@ class WorkerShell:
         settings = self._settings
         if not settings.warm or sys.platform != "linux":
             return None
-        if not self._engine.warm:
+        needs = self._engine.warm
+        if needs is None:
             self._log("workers are started without a warm process: engine %s has none" % settings.engine)
             return None
         command = python_command.parse(settings.command)
@@ -209,7 +210,8 @@ class WorkerShell:
         environ = worker_env.common_environment(settings, self._environ)
         spared, guarded = self._supervisor.spared, self._supervisor.is_guarded
         folder = os.path.abspath(settings.state_dir)
-        warm = WarmProcess(self._loop, command, environ, settings.preload, spared, guarded, folder)
+        modules = settings.preload
+        warm = WarmProcess(self._loop, command, environ, needs, modules, spared, guarded, folder, settings.command)
         warm.log, warm.on_output = self._log, output.write
         return warm
 

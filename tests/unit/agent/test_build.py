@@ -111,7 +111,7 @@ PURE = sorted([
     *AGENT.glob("engines/*.py"),
     *(AGENT / f"{name}.py" for name in (
         "errors", "net/http_response", "pages/metrics", "pages/status", "pages/status_version", "workers/worker_output",
-        "workers/progress_board", "workers/worker_env",
+        "warm_needs", "workers/progress_board", "workers/worker_env",
     )),
 ])  # fmt: skip
 DOES_IO = {"os", "socket", "selectors", "threading", "time", "select", "sys", "shutil"}

@@ -79,6 +79,18 @@ def place(**changes: Any) -> Place:
     return found._replace(**changes)
 
 
+@pytest.mark.parametrize("name", [name for name in EXPECTED if engines.load(name).warm])
+def test_warm_process_knows_which_variables_differ(name: str) -> None:
+    """Otherwise an import could keep the address of an attempt that is over."""
+    engine = engines.load(name)
+    assert engine.warm is not None
+    members = tuple((f"10.0.1.{node}", 22000 + 10 * node) for node in range(PODS))
+    later = place(attempt=6, master=members[0], members=members, error_file="/f.json")
+    before, after = engine.environment(place(), {}), engine.environment(later, {})
+    assert {name for name in before if before[name] != after[name]} == set(engine.warm.per_attempt)
+    assert all(name.startswith(engine.warm.per_rank) for name in before)
+
+
 def test_every_engine_of_the_api_is_a_file_of_the_agent_and_in_these_tables() -> None:
     assert sorted(get_args(Spec.model_fields["engine"].annotation)) == engines.available() == sorted(EXPECTED)
     assert Spec.model_fields["engine"].default == names.DEFAULT_ENGINE

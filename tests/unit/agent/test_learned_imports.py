@@ -36,6 +36,7 @@ DEPENDS = {
     "reads_changed": ("import os; os.environ.get('SET_BY_SCRIPT')", "it reads SET_BY_SCRIPT when"),
     "reads_attempt": ("import os; os.environ['DTJ_ATTEMPT'] if 'DTJ_ATTEMPT' in os.environ else 0", "it reads DTJ_AT"),
     "reads_argv": ("import sys; sys.argv[1:]", "it reads the script's arguments"),
+    "changes_argv": ("import sys; sys.argv.append('--more')", "it changes the script's arguments"),
     "logs": ("import logging; logging.basicConfig()", "it configures logging, s"),
     "handles": ("import signal; signal.signal(10, lambda *_: None)", "it configures logging, signals"),
     "chooses": (
@@ -118,13 +119,26 @@ def test_modules_that_depend_on_the_script_are_left_out(site: Path, tmp_path: Pa
     tried = dict(list(DEPENDS.items())[some])
     for name, (text, _) in tried.items():
         (site / f"{name}.py").write_text(text + "\n")
-    script = f"import os; os.environ['SET_BY_SCRIPT'] = os.environ['LOOPS_OFF'] = '1'\nimport {', '.join(tried)}\n"
+    changes = "os.environ['SET_BY_SCRIPT'] = os.environ['LOOPS_OFF'] = '1'; sys.argv = [*sys.argv, '-v']"
+    script = f"import os, sys; {changes}\nimport {', '.join(tried)}\n"
     found = learn("learned", site, tmp_path, script + SCRIPT)
     assert [result["0"] for result in found["results"]] == [[0, "False"], [0, "True"]]
     left_out = kept(tmp_path)["leftOut"]
     assert set(left_out) == set(tried), left_out
     for name, (_, why) in tried.items():
         assert left_out[name].startswith(why), name
+
+
+@pytest.mark.parametrize("command", [["script.py", "--lr", "1"], ["-m", "script", "--lr", "1"]])
+def test_import_finds_the_arguments_of_the_script(site: Path, tmp_path: Path, command: list[str]) -> None:
+    (site / "reads_argv.py").write_text("import sys; lr = sys.argv[2]\n")
+    (site / "changes_argv.py").write_text("import sys; sys.argv.append('--more')\n")
+    text = "import reads_argv, sys; print(reads_argv.lr); import changes_argv; del sys.argv[3:]\n" + SCRIPT
+    found = learn("learned", site, tmp_path, text, command=["python3", "-u", *command])
+    assert [result["0"][1].splitlines() for result in found["results"]] == [["1", "False"], ["1", "True"]], found
+    reads, changes = "it reads the script's arguments", "it changes the script's arguments"
+    left = {"changes_argv": changes} | ({"reads_argv": reads} if command[0] == "-m" else {})
+    assert kept(tmp_path)["leftOut"] == {name: f"{why} when it is imported" for name, why in left.items()}
 
 
 def test_variable_that_a_script_had_set_for_an_import_alone_counts(site: Path, tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from dtj_agent.warm import learned, rank_variables, standby
+from dtj_agent import engines
+from dtj_agent.warm import learned, standby
+from dtj_agent.warm.rank_variables import RankVariables
 from tests.unit.agent.test_warm import drive
 from tests.unit.agent.warm_site import STEP, write_site
 
@@ -45,6 +47,12 @@ def run(scenario: str, site: Path, tmp_path: Path, text: str = SCRIPT, **request
     environ = {"PYTHONPATH": str(site), "TAKEN": "1", "MARK": str(tmp_path / "mark")}
     command = ["python3", "-u", "script.py"]
     return drive(scenario, site, work, environ, command=command, folder=str(state), mark=environ["MARK"], **request)
+
+
+def variables(engine: str = "torch") -> RankVariables:
+    warm = engines.load(engine).warm
+    assert warm is not None
+    return RankVariables(warm)
 
 
 def kept(tmp_path: Path) -> Any:
@@ -169,9 +177,11 @@ def test_file_that_hides_a_module_imported_ahead_is_used(site: Path, tmp_path: P
 
 def test_standby_whose_report_nobody_has_read_ends_in_silence() -> None:
     text = (
-        "from dtj_agent.warm import standby\n"
+        "from dtj_agent.warm_needs import WarmNeeds\n"
+        "from dtj_agent.warm import rank_variables, standby\n"
+        "variables = rank_variables.RankVariables(WarmNeeds())\n"
         "for _ in range(20):\n"
-        "    found = standby.begin([{}, {}], None, lambda: None)\n"
+        "    found = standby.begin([{}, {}], None, variables, lambda: None)\n"
         "    assert isinstance(found, standby.Standbys)\n"
         "    found.end()\n"
     )
@@ -186,7 +196,7 @@ def test_standby_that_has_not_reported_is_forked_instead() -> None:
     pairs[0][1].send(b'{"done": 0, "seconds": 0}\n')
     leash, other = socket.socketpair()
     between = subprocess.Popen(["sleep", "60"])
-    waiting = standby.Standbys(between.pid, leash, [pair[0] for pair in pairs], [])
+    waiting = standby.Standbys(between.pid, leash, [pair[0] for pair in pairs], [], variables())
     with other, open("/dev/null") as null:
         assert waiting.start([b"{}", b"{}"], [null.fileno()] * 4) == [1]
     for _, theirs in pairs:
@@ -194,15 +204,21 @@ def test_standby_that_has_not_reported_is_forked_instead() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "rank", "attempt"),
+    ("engine", "name", "rank", "attempt"),
     [
-        ("LOCAL_RANK", True, False),
-        ("MASTER_PORT", True, True),
-        ("TORCHELASTIC_RESTART_COUNT", True, True),
-        ("TORCHELASTIC_RUN_ID", True, False),
-        ("HOROVOD_RANK", True, False),
-        ("HOME", False, False),
+        ("torch", "LOCAL_RANK", True, False),
+        ("torch", "MASTER_PORT", True, True),
+        ("torch", "TORCHELASTIC_RESTART_COUNT", True, True),
+        ("torch", "TORCHELASTIC_RUN_ID", True, False),
+        ("torch", "HOROVOD_RANK", False, False),
+        ("torch", "HOME", False, False),
+        ("horovod", "HOROVOD_RANK", True, False),
+        ("deepspeed", "CROSS_RANK", True, False),
+        ("jax", "JAX_PROCESS_ID", True, False),
+        ("jax", "JAX_COORDINATOR_ADDRESS", True, True),
+        ("jax", "MASTER_PORT", False, False),
     ],
 )
-def test_variable_differs_between(name: str, rank: bool, attempt: bool) -> None:
-    assert (rank_variables.is_per_rank(name), rank_variables.is_per_attempt(name)) == (rank, attempt)
+def test_variable_differs_between(engine: str, name: str, rank: bool, attempt: bool) -> None:
+    found = variables(engine)
+    assert (found.is_per_rank(name), found.is_per_attempt(name)) == (rank, attempt)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from dtj_agent import engines
 from dtj_agent.net.loop import Loop
 from dtj_agent.workers.python_command import PythonCommand
 from dtj_agent.workers.supervisor import Supervisor
@@ -20,13 +21,17 @@ PATIENCE = 90.0
 class Driver:
     """One pod without an agent. `results` has exit code and output of each rank of the last attempt."""
 
-    def __init__(self, modules: list[str], options: tuple[str, ...] = ("-u",), folder: str = "") -> None:
+    def __init__(
+        self, modules: list[str], options: tuple[str, ...] = ("-u",), folder: str = "", engine: str = "torch"
+    ) -> None:
         self.loop = Loop()
         self.supervisor = Supervisor(self.loop, is_init=False)
         self.logs: list[str] = []
         command = PythonCommand(sys.executable, list(options), "", False)
         spared = self.supervisor.spared
-        self.warm = WarmProcess(self.loop, command, dict(os.environ), modules, spared, guarded=True, folder=folder)
+        environ, needs = dict(os.environ), engines.load(engine).warm
+        assert needs is not None
+        self.warm = WarmProcess(self.loop, command, environ, needs, modules, spared, guarded=True, folder=folder)
         self.warm.log = self.logs.append
         self.warm.on_output = lambda data: self.logs.append(data.decode())
         self.starter = WorkerStart(self.loop, self.supervisor, self.warm, self.logs.append)

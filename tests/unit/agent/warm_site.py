@@ -30,6 +30,13 @@ STEP = "import torch.optim.optimizer as o; [hook(o, (), {}) for hook in o.hooks]
 """Does an optimizer step of that torch."""
 
 
+def write_framework(folder: Path) -> None:
+    """Writes a framework beside torch."""
+    for name in ("framework/__init__.py", "framework/core.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("")
+
+
 def write_site(folder: Path, counted: bool = False) -> None:
     """Writes the modules that stand in for torch, and those that a warm process can't import.
 

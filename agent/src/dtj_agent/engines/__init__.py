@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from dtj_agent.errors import SettingsError
+from dtj_agent.warm_needs import WarmNeeds
 from dtj_contract import names
 
 Address = Tuple[str, int]
@@ -63,8 +64,8 @@ class Engine(NamedTuple):
     Otherwise the port is free when rank 0 starts, for a server of its own."""
     rank_ports: bool
     """Whether each rank serves a port that all ranks must know."""
-    warm: bool
-    """Whether ranks may be forked from a process that has imported torch."""
+    warm: Optional[WarmNeeds]
+    """None: each rank is started as a process of its own."""
     command: Callable[[Place, Sequence[str]], List[str]] = as_written
     """Returns the command of a rank, given that of the job."""
     one_rank: bool = False

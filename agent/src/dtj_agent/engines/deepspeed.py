@@ -17,4 +17,5 @@ def environment(place: Place, inherited: Mapping[str, str]) -> Dict[str, str]:
     }
 
 
-ENGINE = torch.ENGINE._replace(environment=environment)
+WARM = torch.WARM._replace(per_rank=(*torch.WARM.per_rank, "LOCAL_SIZE", "CROSS_"))
+ENGINE = torch.ENGINE._replace(environment=environment, warm=WARM)

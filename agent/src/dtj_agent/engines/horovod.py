@@ -46,4 +46,8 @@ def defaults(local_size: int) -> Dict[str, str]:
     return {**torch.defaults(local_size), TIMEOUT: "300"}
 
 
-ENGINE = torch.ENGINE._replace(environment=environment, defaults=defaults)
+WARM = torch.WARM._replace(
+    per_rank=(*torch.WARM.per_rank, "HOROVOD_"),
+    per_attempt=(*torch.WARM.per_attempt, "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
+)
+ENGINE = torch.ENGINE._replace(environment=environment, defaults=defaults, warm=WARM)

@@ -12,8 +12,10 @@ from __future__ import annotations
 from typing import Dict, Mapping
 
 from dtj_agent.engines import Engine, Place, host_port
+from dtj_agent.warm_needs import WarmNeeds
 
 LOCAL_DEVICES = "JAX_LOCAL_DEVICE_IDS"
+COMPILER = ("JAX_", "XLA_", "TF_", "TPU_", "LIBTPU_", "PJRT_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "OMP_")
 
 
 def environment(place: Place, inherited: Mapping[str, str]) -> Dict[str, str]:
@@ -39,4 +41,11 @@ def defaults(local_size: int) -> Dict[str, str]:
     return {}
 
 
-ENGINE = Engine(environment, defaults, agent_store=False, rank_ports=False, warm=False)
+WARM = WarmNeeds(
+    per_rank=("JAX_COORDINATOR_", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", LOCAL_DEVICES, "OMPI_"),
+    per_attempt=("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS", "OMPI_MCA_orte_hnp_uri"),
+    import_time=(*COMPILER, "PYTHON", "LD_", "MALLOC_"),
+    script_sets=COMPILER,
+    log_levels=("TF_CPP_",),
+)
+ENGINE = Engine(environment, defaults, agent_store=False, rank_ports=False, warm=WARM)

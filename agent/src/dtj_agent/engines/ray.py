@@ -65,6 +65,6 @@ def command(place: Place, written: Sequence[str]) -> List[str]:
 
 
 ENGINE = Engine(
-    environment, defaults, agent_store=False, rank_ports=True, warm=False, command=command, one_rank=True,
+    environment, defaults, agent_store=False, rank_ports=True, warm=None, command=command, one_rank=True,
     rank_zero_decides=True,
 )  # fmt: skip

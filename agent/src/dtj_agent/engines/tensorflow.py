@@ -26,4 +26,5 @@ def defaults(local_size: int) -> Dict[str, str]:
     return {}
 
 
-ENGINE = Engine(environment, defaults, agent_store=False, rank_ports=True, warm=False)
+# Keras draws default seeds while it is imported, so no process ahead may import it: the script may seed before.
+ENGINE = Engine(environment, defaults, agent_store=False, rank_ports=True, warm=None)

@@ -5,8 +5,23 @@ from __future__ import annotations
 from typing import Dict, Mapping
 
 from dtj_agent.engines import Engine, Place
+from dtj_agent.warm_needs import WarmNeeds
 
 USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+WARM = WarmNeeds(
+    # For the first step of a DistributedDataParallel script. More than half of the time is torch._dynamo,
+    # which the first optimizer step imports.
+    modules=(
+        "torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "torch.profiler._cupti_monitor",
+        "dtj_trainer.state", "dtj_trainer.trainer",
+    ),
+    per_rank=("TORCHELASTIC_", "MASTER_", "GROUP_", "NODE_RANK", "ROLE_"),
+    per_attempt=("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE"),
+    import_time=(
+        "OMP_", "MKL_", "OPENBLAS_", "KMP_", "GOMP_", "CUDA_", "HIP_", "ROCR_", "NVIDIA_", "PYTORCH_", "TORCH_",
+        "TORCHINDUCTOR_", "TORCHDYNAMO_", "TRITON_", "PYTHON", "LD_", "MALLOC_",
+    ),
+)  # fmt: skip
 
 
 def environment(place: Place, inherited: Mapping[str, str]) -> Dict[str, str]:
@@ -35,4 +50,4 @@ def defaults(local_size: int) -> Dict[str, str]:
     return {**threads, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 
 
-ENGINE = Engine(environment, defaults, agent_store=True, rank_ports=False, warm=True)
+ENGINE = Engine(environment, defaults, agent_store=True, rank_ports=False, warm=WARM)

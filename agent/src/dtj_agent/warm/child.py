@@ -76,6 +76,8 @@ def begin(birth: Birth) -> None:
         stack_file = os.environ.get(names.ENV_STACK_FILE, "")
         report = learned.report_of(birth.learning, birth.command, birth.prepared.modules) if birth.learning else None
         observe.install(rank, attempt, os.environ[names.ENV_AGENT_SOCKET], stack_file, report)
+        if report is not None and "torch" not in sys.modules:  # no step will be counted
+            learned.report_when_quiet(report)
     except Exception as error:  # noqa: BLE001 (a training must not fail because it can't be observed)
         print("[agent] the training can't be observed: %r" % error, file=sys.stderr, flush=True)
 

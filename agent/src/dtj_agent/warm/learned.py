@@ -1,16 +1,18 @@
 """The third-party modules that a job's script imports: what one attempt has imported, the next one finds imported.
 
-The first worker of a pod writes the names after its first optimizer step, or at its end; the warm process
-keeps them with the packages that it must leave out. Both files stand in the agent's state dir, so they
-survive a restart of the container.
+The first worker of a pod writes the names after its first optimizer step; where no step is counted, when the script
+seems to have imported all; at its end at the latest. The warm process keeps them with the packages that it must leave
+out. Both files stand in the agent's state dir, so they survive a restart of the container.
 """
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import json
 import os
 import sys
+import time
 from types import MappingProxyType, ModuleType
 from typing import Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -23,6 +25,10 @@ NEWS_FIFO = "imports.fifo"  # a byte for each new file of a worker
 MAX_MODULES = 10_000
 MAX_NAME = 200
 MAX_FILE_BYTES = 2 * 1024 * 1024
+# A script that imports nothing for so long has imported what its next start needs.
+QUIET_SECONDS, MAX_WAIT_SECONDS = 10.0, 600.0
+ARGUMENTS = "sys.argv"
+"""Stands among the changed variables if the script has changed its arguments, or they are not known ahead."""
 _OURS = ("dtj_agent", "dtj_contract", "dtj_trainer")
 
 
@@ -58,6 +64,11 @@ def read(folder: str) -> Learned:
     )
 
 
+def known_arguments(found: Learned, command: Sequence[str]) -> Optional[List[str]]:
+    """Returns sys.argv as the script's imports find it; None if that is not known."""
+    return None if ARGUMENTS in found.changed else script.arguments(command)
+
+
 def failure(folder: str) -> str:
     """Returns why the last worker could not find out what it has imported; "" if it could."""
     return str(_load(os.path.join(folder, IMPORTS_FILE)).get("error") or "")
@@ -85,6 +96,8 @@ def report_of(folder: str, command: Sequence[str], before: "frozenset[str]") -> 
         atexit.unregister(report)
         try:
             changed, found = changes.end(), third_party(before, command)
+            if list(sys.argv) != script.arguments(command):
+                changed[ARGUMENTS] = []
             content: Dict[str, object] = {"modules": found, "changed": changed}
             if not found:
                 return
@@ -100,6 +113,19 @@ def report_of(folder: str, command: Sequence[str], before: "frozenset[str]") -> 
 
     atexit.register(report)
     return report
+
+
+def report_when_quiet(report: Callable[[], None]) -> None:
+    """Calls `report` in a thread once no module has been imported for a while, where no step is counted."""
+
+    def wait() -> None:
+        count, end = 0, time.monotonic() + MAX_WAIT_SECONDS
+        while count != len(sys.modules) and time.monotonic() < end:
+            count = len(sys.modules)
+            time.sleep(QUIET_SECONDS)
+        report()
+
+    _thread.start_new_thread(wait, ())  # which threading.enumerate() of the script does not list
 
 
 def third_party(before: "frozenset[str]", command: Sequence[str]) -> List[str]:

@@ -11,10 +11,6 @@ import sys
 import warnings
 from typing import Any, Callable, Dict, Iterator, Optional, Sequence
 
-# Modules that the first step of a DistributedDataParallel script needs. More than half of the time is
-# torch._dynamo, which the first optimizer step imports.
-TORCH = ("torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "torch.profiler._cupti_monitor")
-OWN = ("dtj_trainer.state", "dtj_trainer.trainer")
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 Send = Callable[[Dict[str, Any]], None]
@@ -28,15 +24,14 @@ def is_installed(name: str) -> bool:
         return False
 
 
-def preload(modules: Sequence[str], left_out: Sequence[str], send: Send) -> bool:
-    """Imports torch, the trainer library and `modules`, less those that are left out.
+def preload(needed: Sequence[str], modules: Sequence[str], left_out: Sequence[str], send: Send) -> bool:
+    """Imports the engine's modules, those of them that there are, and `modules`, less those that are left out.
 
     Returns False if a module makes this process unfit to be forked; `unfit` has then been sent, and
     the process must be replaced by one that leaves this module out.
     """
-    own = OWN if is_installed("dtj_trainer") else ()
     with _collector_held_off():
-        if not _import_all([*TORCH, *own], left_out, send):
+        if not _import_all(needed, left_out, lambda message: None if "leftOut" in message else send(message)):
             return False
         _collect_and_freeze()
     # The user's modules may read the collector's threshold, and set another that follows from it.
@@ -75,8 +70,6 @@ def _import_all(modules: Sequence[str], left_out: Sequence[str], send: Send) -> 
         if name in left_out:
             continue
         send({"importing": name})
-        # A missing submodule is no news: versions of torch differ.
-        quiet = name in TORCH[1:]
         try:
             importlib.import_module(name)
         except BaseException as error:  # noqa: BLE001 (an import may raise anything, SystemExit too)
@@ -86,8 +79,7 @@ def _import_all(modules: Sequence[str], left_out: Sequence[str], send: Send) -> 
                 # Its parts stay imported, and a second import of them may fail with another error.
                 send({"unfit": name, "why": "raises when it is imported (%s)" % why})
                 return False
-            if not quiet:
-                send({"leftOut": name, "why": why})
+            send({"leftOut": name, "why": why})
         obstacle = unfit()
         if obstacle is not None:
             send({"unfit": name, "why": obstacle})

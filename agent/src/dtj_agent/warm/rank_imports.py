@@ -13,7 +13,8 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 from dtj_agent.warm import background, child
 from dtj_agent.warm.import_report import ReportWriter
-from dtj_agent.warm.learned import Learned
+from dtj_agent.warm.learned import Learned, known_arguments
+from dtj_agent.warm.rank_variables import RankVariables
 from dtj_agent.warm.script_changes import package
 from dtj_agent.warm.watched_imports import WatchedImports
 
@@ -31,7 +32,7 @@ def modules(found: Learned) -> List[str]:
     return [name for name in found.modules if package(name) in found.by_rank]
 
 
-def import_for(order: Mapping[str, Any], found: Learned, report: ReportWriter) -> Imported:
+def import_for(order: Mapping[str, Any], found: Learned, variables: RankVariables, report: ReportWriter) -> Imported:
     """Imports in this process what the rank of `order` will import.
 
     Ends the process if a module can't stay.
@@ -39,7 +40,7 @@ def import_for(order: Mapping[str, Any], found: Learned, report: ReportWriter) -
     child.set_environment(order["kept"], {**order["own"], **order["changed"]})
     before, started, count = dict(os.environ), time.monotonic(), len(sys.modules)
     background.yield_processor(True)
-    with WatchedImports(True, found.changed) as imports:
+    with WatchedImports(True, found.changed, variables, known_arguments(found, order["command"])) as imports:
         bad = background.import_all(modules(found), imports, order["command"], report)
     if bad is not None:
         name, obstacle = bad

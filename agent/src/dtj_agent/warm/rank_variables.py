@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
-_PER_RANK = frozenset((
-    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
-    "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE",
-    "DTJ_ATTEMPT", "DTJ_STARTED_AT",
-))  # fmt: skip
-_PER_RANK_PREFIXES = ("TORCHELASTIC_", "HOROVOD_", "KUBEFLOW_TRAINER_SERVER_")
+from dtj_agent.warm_needs import WarmNeeds
+
+# With every engine.
+_PER_RANK = frozenset(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "DTJ_ATTEMPT", "DTJ_STARTED_AT"))
+_PER_RANK_PREFIXES = ("KUBEFLOW_TRAINER_SERVER_",)
 _PER_ATTEMPT = frozenset((
-    "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", "DTJ_ATTEMPT",
-    "DTJ_STARTED_AT", "DTJ_CHECKPOINT_KEEP", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT",
-    "KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN",
+    "DTJ_ATTEMPT", "DTJ_STARTED_AT", "DTJ_CHECKPOINT_KEEP", "KUBEFLOW_TRAINER_SERVER_URL",
+    "KUBEFLOW_TRAINER_SERVER_TOKEN",
 ))  # fmt: skip
 
 
-def is_per_rank(name: str) -> bool:
-    """Returns whether a variable may differ between ranks, so that a process of all ranks can't know it."""
-    return name in _PER_RANK or name.startswith(_PER_RANK_PREFIXES)
+class RankVariables(NamedTuple):
+    """Those of one engine."""
 
+    needs: WarmNeeds
 
-def is_per_attempt(name: str) -> bool:
-    """Returns whether a variable may differ between the attempts of a rank, so that nothing can know it ahead."""
-    return name in _PER_ATTEMPT
+    def is_per_rank(self, name: str) -> bool:
+        """Returns whether a variable may differ between ranks, so that a process of all ranks can't know it."""
+        return name in _PER_RANK or name.startswith((*_PER_RANK_PREFIXES, *self.needs.per_rank))
 
+    def is_per_attempt(self, name: str) -> bool:
+        """Returns whether a variable may differ between the attempts of a rank, so that nothing can know it ahead."""
+        return name in _PER_ATTEMPT or name in self.needs.per_attempt
 
-def lasting(order: Mapping[str, Any]) -> Tuple[object, Dict[str, str]]:
-    """Returns the part of an order of the warm process that is the same in each attempt while the group has its size.
+    def of_native_code(self, changed: Mapping[str, Sequence[str]]) -> List[str]:
+        """Returns the variables that the script sets and that native code may read, so that it must import all.
 
-    Imports ahead for one order are right for another one if both have the same.
-    """
-    own = {name: value for name, value in order["own"].items() if not is_per_attempt(name)}
-    return order["kept"], own
+        `changed`: see learned.Learned.
+        """
+        script = [name for name, by in changed.items() if not by and name.startswith(self.needs.script_sets)]
+        return sorted(name for name in script if not name.startswith(self.needs.log_levels))
+
+    def lasting(self, order: Mapping[str, Any]) -> Tuple[object, Dict[str, str]]:
+        """Returns the part of an order of the warm process that is the same in each attempt while the group has its
+        size.
+
+        Imports ahead for one order are right for another one if both have the same.
+        """
+        own = {name: value for name, value in order["own"].items() if not self.is_per_attempt(name)}
+        return order["kept"], own

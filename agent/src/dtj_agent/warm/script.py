@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from types import ModuleType, TracebackType
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 MAX_RECORDED = 4096
 
@@ -36,6 +36,12 @@ def folder(command: Sequence[str]) -> Optional[str]:
         return None
     place, is_module = split(command)
     return os.getcwd() if is_module else os.path.dirname(os.path.realpath(command[place]))
+
+
+def arguments(command: Sequence[str]) -> Optional[List[str]]:
+    """Returns what sys.argv is in the script; None for a module, whose path the interpreter puts there."""
+    place, is_module = split(command) if command else (0, True)
+    return None if is_module else list(command[place:])
 
 
 def shadowed(command: Sequence[str]) -> Optional[str]:

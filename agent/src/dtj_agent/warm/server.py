@@ -27,9 +27,11 @@ from dtj_agent.warm import background, child, learned, preload, rank_imports, sc
 from dtj_agent.warm.child import Birth, Prepared
 from dtj_agent.warm.import_report import Verdict
 from dtj_agent.warm.learned import Learned
+from dtj_agent.warm.rank_variables import RankVariables
 from dtj_agent.warm.script_changes import package
 from dtj_agent.warm.standby import Standbys
 from dtj_agent.warm.successor import Successor
+from dtj_agent.warm_needs import WarmNeeds, from_json
 
 MAX_MESSAGE_BYTES = 256 * 1024
 MAX_DESCRIPTORS = 253  # SCM_MAX_FD
@@ -40,16 +42,26 @@ STANDBY_SECONDS, AHEAD_SECONDS = 0.5, 5.0
 class WarmServer:
     """Serves the requests of one agent. `folder`: the agent's state dir; empty if nothing is learned."""
 
-    def __init__(self, sock: socket.socket, agent: int, guarded: bool, folder: str, skipped: Sequence[str]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        agent: int,
+        guarded: bool,
+        folder: str,
+        skipped: Sequence[str],
+        needs: WarmNeeds,
+        command: Sequence[str],
+    ) -> None:
         self._socket = sock
         self._agent = agent
         self._guarded = guarded
         self._folder = folder
         self._skipped = list(skipped)
+        self._variables = RankVariables(needs)
         self._started = time.monotonic()
         self._is_ready = False
-        self._command: List[str] = []
-        """Of the last request; every request has the same."""
+        self._command = list(command)
+        """Of the last request; every request has the same. Empty if it is not known yet."""
         self._changed: Dict[str, str] = {}
         self._successor: Optional[Successor] = None
         self._tries = self._generation = 0
@@ -138,11 +150,16 @@ class WarmServer:
         if self._is_ready and not background.has_room():
             self.send({"leftOut": new[0], "why": "and %d more: the container has too little memory" % (len(new) - 1)})
             return
+        own = self._variables.of_native_code(found.changed)
+        if own:
+            why = "and %d more: native code may read %s while it is imported, and the script sets it; spec.env can"
+            self.send({"leftOut": new[0], "why": why % (len(new) - 1, own[0])})
+            return
         self._tries += 1
         before = dict(os.environ)
         self._seen = set(found.modules)
         announce = None if self._is_ready else self.send
-        self._successor = successor.begin(found, self._skipped, self._command, announce)
+        self._successor = successor.begin(found, self._skipped, self._command, self._variables, announce)
         if self._successor is None:  # this is the successor
             self._generation += 1
             if self._standbys is not None:
@@ -294,8 +311,9 @@ class WarmServer:
             self._standbys.end()
             self._standbys = None
         found = self._for_each_rank()
+        ahead = found if self._imports_ahead else None
         try:
-            forked = standby.begin(self._orders, found if self._imports_ahead else None, self._close)
+            forked = standby.begin(self._orders, ahead, self._variables, self._close)
         except OSError:
             return None
         if isinstance(forked, Standbys):
@@ -310,7 +328,9 @@ class WarmServer:
         if not self._folder or self._successor is not None or self._rank_tries >= successor.TRIES:
             return None
         found = learned.read(self._folder)
-        return found if rank_imports.modules(found) and background.has_room(len(self._orders)) else None
+        if not rank_imports.modules(found) or self._variables.of_native_code(found.changed):
+            return None
+        return found if background.has_room(len(self._orders)) else None
 
     def _close(self) -> None:
         """Closes, in a worker, what is the warm process's."""
@@ -344,17 +364,18 @@ def main() -> None:
     The arguments are those that the agent gave after the program. No name of `__main__` may be read
     once this has returned, because a worker's script has replaced that module.
     """
-    _, descriptor, agent, guarded, modules, left_out, folder, _ = sys.argv
+    _, descriptor, agent, guarded, needed, modules, left_out, folder, command, _ = sys.argv
     sock = socket.socket(fileno=int(descriptor))
-    server = WarmServer(sock, int(agent), guarded == "1", folder, _names(left_out))
+    needs = from_json(needed)
+    server = WarmServer(sock, int(agent), guarded == "1", folder, _names(left_out), needs, json.loads(command))
     if guarded == "1":
         child.end_with_parent(int(agent))
     for name in [name for name in sys.modules if name.partition(".")[0] in ("dtj_agent", "dtj_contract")]:
         del sys.modules[name]
-    if not preload.is_installed("torch"):
-        server.send({"off": "its Python has no torch"})
+    if not all(map(preload.is_installed, needs.modules[:1])):
+        server.send({"off": "its Python has no %s" % needs.modules[0]})
         os._exit(0)
-    if not preload.preload(_names(modules), _names(left_out), server.send):
+    if not preload.preload(needs.modules, _names(modules), _names(left_out), server.send):
         os._exit(0)
     birth = server.serve()
     child.begin(birth)

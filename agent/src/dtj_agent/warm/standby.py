@@ -21,7 +21,7 @@ from dtj_agent.warm import background, child, rank_imports, script
 from dtj_agent.warm.child import Prepared
 from dtj_agent.warm.import_report import NO_PACKAGE, ReportReader, ReportWriter, Verdict
 from dtj_agent.warm.learned import Learned
-from dtj_agent.warm.rank_variables import lasting
+from dtj_agent.warm.rank_variables import RankVariables
 
 MAX_ORDER_BYTES = 256 * 1024
 
@@ -56,18 +56,24 @@ class Standbys:
     """
 
     def __init__(
-        self, pid: int, leash: socket.socket, sockets: Sequence[socket.socket], orders: Sequence[Mapping[str, Any]]
+        self,
+        pid: int,
+        leash: socket.socket,
+        sockets: Sequence[socket.socket],
+        orders: Sequence[Mapping[str, Any]],
+        variables: RankVariables,
     ) -> None:
         self._pid = pid
         self._leash = leash
         self._each = [_Standby(sock) for sock in sockets]
         self._orders = orders
+        self._lasting = variables.lasting
 
     def fit(self, orders: Sequence[Mapping[str, Any]]) -> bool:
         """Returns whether these standbys can become the ranks of `orders`."""
         if len(orders) != len(self._each):
             return False
-        return not self._orders or [lasting(each) for each in orders] == [lasting(each) for each in self._orders]
+        return not self._orders or list(map(self._lasting, orders)) == list(map(self._lasting, self._orders))
 
     @property
     def unready(self) -> List[socket.socket]:
@@ -131,7 +137,10 @@ class Standbys:
 
 
 def begin(
-    orders: Sequence[Mapping[str, Any]], found: Optional[Learned], close_inherited: Callable[[], None]
+    orders: Sequence[Mapping[str, Any]],
+    found: Optional[Learned],
+    variables: RankVariables,
+    close_inherited: Callable[[], None],
 ) -> Union[Standbys, Order]:
     """Forks a standby for each rank; returns an Order in each of them, once it is a rank.
 
@@ -151,11 +160,11 @@ def begin(
         raise
     if pid:
         _close([end_of_leash, *theirs])
-        return Standbys(pid, leash, ours, orders if found is not None else ())
+        return Standbys(pid, leash, ours, orders if found is not None else (), variables)
     try:
         close_inherited()
         _close([leash, *ours])
-        return _be_forked(end_of_leash, theirs, orders, found)
+        return _be_forked(end_of_leash, theirs, orders, found, variables)
     except BaseException:  # noqa: BLE001 (whatever it is, this process must not serve as the warm process)
         traceback.print_exc()
     os._exit(1)
@@ -166,6 +175,7 @@ def _be_forked(
     theirs: Sequence[socket.socket],
     orders: Sequence[Mapping[str, Any]],
     found: Optional[Learned],
+    variables: RankVariables,
 ) -> Order:
     """Forks the standbys. Returns in each of them, once it is a rank, and nowhere else."""
     parent = os.getpid()
@@ -176,20 +186,27 @@ def _be_forked(
             break  # this rank will be forked when it is needed, or started plainly
         if forked == 0:
             _close([end_of_leash, *theirs[:place], *theirs[place + 1 :]])
-            return _wait(sock, place, parent, orders[place], found)
+            return _wait(sock, place, parent, orders[place], found, variables)
     _close(theirs)
     end_of_leash.recv(1)  # ends with the warm process
     os._exit(0)
 
 
-def _wait(sock: socket.socket, place: int, parent: int, last: Mapping[str, Any], found: Optional[Learned]) -> Order:
+def _wait(
+    sock: socket.socket,
+    place: int,
+    parent: int,
+    last: Mapping[str, Any],
+    found: Optional[Learned],
+    variables: RankVariables,
+) -> Order:
     prepared, report, adjustment = child.prepare(place == 0), ReportWriter(sock.fileno()), ""
     if found is None:
         report.done(0, 0.0)
     else:
         child.end_with_parent(parent)
         adjustment = background.die_first()
-        imported = rank_imports.import_for(last, found, report)
+        imported = rank_imports.import_for(last, found, variables, report)
         modules = frozenset(sys.modules) if place == 0 else prepared.modules
         prepared = prepared._replace(modules=modules, changes=imported.changes)
         child.outlive_parent()

@@ -14,7 +14,8 @@ from typing import List, Optional, Sequence
 
 from dtj_agent.warm import background, child, preload
 from dtj_agent.warm.import_report import ReportReader, ReportWriter, Verdict
-from dtj_agent.warm.learned import Learned
+from dtj_agent.warm.learned import Learned, known_arguments
+from dtj_agent.warm.rank_variables import RankVariables
 from dtj_agent.warm.script_changes import package
 from dtj_agent.warm.watched_imports import WatchedImports
 
@@ -51,7 +52,11 @@ class Successor:
 
 
 def begin(
-    found: Learned, skipped: Sequence[str], command: Sequence[str], announce: Optional[preload.Send]
+    found: Learned,
+    skipped: Sequence[str],
+    command: Sequence[str],
+    variables: RankVariables,
+    announce: Optional[preload.Send],
 ) -> Optional[Successor]:
     """Forks a successor; returns None in the successor, once it has imported everything and may serve.
 
@@ -70,7 +75,7 @@ def begin(
     report, started, before = ReportWriter(writer), time.monotonic(), len(sys.modules)
     background.yield_processor(True)
     adjustment = background.die_first()
-    with WatchedImports(False, found.changed) as imports:
+    with WatchedImports(False, found.changed, variables, known_arguments(found, command)) as imports:
         bad = background.import_all(_modules(found, skipped), imports, command, report, announce)
     if bad is not None:
         name, obstacle = bad

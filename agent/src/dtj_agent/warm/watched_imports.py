@@ -29,7 +29,7 @@ from typing import (
 )
 
 from dtj_agent.warm import preload
-from dtj_agent.warm.rank_variables import is_per_attempt, is_per_rank
+from dtj_agent.warm.rank_variables import RankVariables
 from dtj_agent.warm.script_changes import importing
 
 _SIGNALS = sorted(signal.valid_signals())
@@ -46,21 +46,29 @@ class WatchedImports:
     """A context in which `fetch` imports modules.
 
     `of_rank`: whether this process has the variables of one rank, and is not forked any more.
-    `changed`: see learned.Learned.
+    `changed`: see learned.Learned. `arguments`: those of the script; None if they are not known.
     """
 
-    def __init__(self, of_rank: bool, changed: Mapping[str, Sequence[str]]) -> None:
+    def __init__(
+        self,
+        of_rank: bool,
+        changed: Mapping[str, Sequence[str]],
+        variables: RankVariables,
+        arguments: Optional[Sequence[str]],
+    ) -> None:
         self._of_rank = of_rank
         self._sockets, self._shared = _sockets(), _shared_by_forks()
         self._state = _process_state()
         self._numpy = _numpy_state()
-        self._argv = sys.argv
+        self._argv, self._arguments = sys.argv, arguments
+        self._expected = list(sys.argv if arguments is None else arguments)
         self._environ = os.environ  # which an import may replace
         self._class: Type[Any] = os.environ.__class__
         self._changed = changed
+        self._variables = variables
 
     def __enter__(self) -> WatchedImports:
-        sys.argv = _WatchedArguments(self._argv)
+        sys.argv = _WatchedArguments(self._argv) if self._arguments is None else list(self._arguments)
         _WatchedEnvironment.used, _WatchedEnvironment.stale = set(), set()
         _WatchedEnvironment.changed = self._changed
         os.environ.__class__ = _WatchedEnvironment
@@ -79,15 +87,18 @@ class WatchedImports:
         if left is not None:
             return Obstacle(left)
         used = _WatchedEnvironment.used
-        unknown = _WatchedEnvironment.stale.union(filter(is_per_attempt, used))
+        unknown = _WatchedEnvironment.stale.union(filter(self._variables.is_per_attempt, used))
         if unknown:
             return Obstacle(_reads(unknown))
-        of_rank = set() if self._of_rank else set(filter(is_per_rank, used))
+        of_rank = set() if self._of_rank else set(filter(self._variables.is_per_rank, used))
         if raised is not None:
             # Perhaps because this process has no such variable.
             return Obstacle(raised, by_rank=bool(of_rank))
         if getattr(sys.argv, "read", False):
             return Obstacle("it reads the script's arguments when it is imported")
+        # Not `!=`, which would count as a read.
+        if not (isinstance(sys.argv, list) and list.__eq__(sys.argv, self._expected)):
+            return Obstacle("it changes the script's arguments when it is imported")
         # The import of numpy itself is the first that can be asked.
         self._numpy = self._numpy or _numpy_state()
         if _process_state() != self._state or _numpy_state() != self._numpy:

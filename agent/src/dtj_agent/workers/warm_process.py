@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import dtj_contract
 from dtj_agent.net.loop import READ, Loop, Timer
+from dtj_agent.warm_needs import WarmNeeds
 from dtj_agent.workers.process_watch import is_stopped
 from dtj_agent.workers.python_command import PythonCommand
 from dtj_agent.workers.supervisor import OWN_SESSION
@@ -32,22 +33,19 @@ PROGRAM = (
 )
 # The names are those of dtj_agent.warm.process_view, which the agent does not import.
 ROOM, ROOM_BYTES, ARGUMENT_ROOM_BYTES = "DTJ_WARM_ROOM", 4096, 1024
+WRITTEN_BYTES = 64 * 1024  # an argument of a process has a limit
 MESSAGE_BYTES = 4096
 UNLEARNED_FILE = "imports.off"
 """In the agent's state dir: the process must not learn, not even that of a restarted agent."""
 CHUNK = 64 * 1024
-# Read by libraries while they are imported, so they must be the same in the warm process.
-IMPORT_TIME = (
-    "OMP_", "MKL_", "OPENBLAS_", "KMP_", "GOMP_", "CUDA_", "HIP_", "ROCR_", "NVIDIA_", "PYTORCH_", "TORCH_",
-    "TORCHINDUCTOR_", "TORCHDYNAMO_", "TRITON_", "PYTHON", "LD_", "MALLOC_",
-)  # fmt: skip
 
 
 class WarmProcess:
     """Calls `on_change()` when it has become ready, unusable or off.
 
-    `spared`: see `Supervisor.spared`. `guarded`: the process must end with the agent.
-    `folder`: where the process keeps what the script imports; empty if it must not learn that.
+    `needs`: those of the job's engine. `spared`: see `Supervisor.spared`. `guarded`: the process must end with the
+    agent. `folder`: where the process keeps what the script imports; empty if it must not learn that. `written`: the
+    job's command.
     """
 
     def __init__(
@@ -55,10 +53,12 @@ class WarmProcess:
         loop: Loop,
         command: PythonCommand,
         environ: Mapping[str, str],
+        needs: WarmNeeds,
         modules: Sequence[str],
         spared: Dict[int, Callable[[int], None]],
         guarded: bool,
         folder: str = "",
+        written: Sequence[str] = (),
     ) -> None:
         self.on_change: Callable[[], None] = lambda: None
         self.log: Callable[[str], None] = lambda text: None
@@ -74,8 +74,11 @@ class WarmProcess:
         self.environ = {key: value for key, value in environ.items() if key != ROOM}
         self._loop = loop
         self._command = command
+        self._needs = needs
         self._modules = list(modules)
         self._left_out: List[str] = []
+        written = json.dumps(list(written))
+        self._written = written if len(written) <= WRITTEN_BYTES else "[]"
         self._spared = spared
         self._guarded = guarded
         self._folder = "" if os.path.exists(os.path.join(folder, UNLEARNED_FILE)) else folder
@@ -118,7 +121,9 @@ class WarmProcess:
         """Returns a variable that is read at import and that a rank would have with another value."""
         for environment in environments:
             for key in sorted({*environment, *self.environ}):
-                if key.startswith(IMPORT_TIME) and environment.get(key) != self.environ.get(key):
+                if not key.startswith(self._needs.import_time) or key.startswith(self._needs.per_rank):
+                    continue
+                if environment.get(key) != self.environ.get(key):
                     return key
         return None
 
@@ -158,8 +163,8 @@ class WarmProcess:
         theirs.set_inheritable(True)
         arguments = [
             self._command.interpreter, *self._command.options, "-c", PROGRAM, "\n".join(sorted(set(roots))),
-            str(theirs.fileno()), str(os.getpid()), "1" if self._guarded else "0", ",".join(self._modules),
-            ",".join(self._left_out), self._folder, " " * ARGUMENT_ROOM_BYTES,
+            str(theirs.fileno()), str(os.getpid()), "1" if self._guarded else "0", self._needs.to_json(),
+            ",".join(self._modules), ",".join(self._left_out), self._folder, self._written, " " * ARGUMENT_ROOM_BYTES,
         ]  # fmt: skip
         try:
             actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
@@ -198,7 +203,7 @@ class WarmProcess:
         self._timer = self._loop.later(names.WARM_IMPORT_SECONDS, self._silent)
 
     def _silent(self) -> None:
-        if self._importing != "torch":  # whose files may be cached at the next try
+        if not self._is_needed(self._importing):  # whose files may be cached at the next try
             self._leave_out(self._importing, "its import took more than %d s" % names.WARM_IMPORT_SECONDS)
         self._failed("the import of %s took more than %d s" % (self._importing, names.WARM_IMPORT_SECONDS))
 
@@ -262,6 +267,10 @@ class WarmProcess:
             self._leave_out(self._importing, why)
         self._failed(why)
 
+    def _is_needed(self, module: str) -> bool:
+        """Returns whether no process is of use without this module."""
+        return module in self._needs.modules[:1]
+
     def _leave_out(self, module: str, why: str) -> None:
         if module and module not in self._left_out:
             self.log("warm process: %s is not imported into it: %s" % (module, why))
@@ -271,7 +280,7 @@ class WarmProcess:
         """Starts another process at once, which leaves the module out: their number bounds the tries."""
         self._leave_out(module, why)
         self._end()
-        if module == "torch":
+        if self._is_needed(module):
             self._turn_off("%s %s" % (module, why))
             return
         self.start()
@@ -285,7 +294,7 @@ class WarmProcess:
         lived = self.is_ready and self._loop.clock() - self._ready_at > names.WARM_LIVED_SECONDS
         self._failures = 1 if lived else self._failures + 1
         self._end()
-        if "torch" in self._left_out or self._failures > names.WARM_TRIES:
+        if any(map(self._is_needed, self._left_out)) or self._failures > names.WARM_TRIES:
             self._turn_off(why)
             return
         self.why = why

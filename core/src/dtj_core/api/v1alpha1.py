@@ -123,10 +123,10 @@ class Spec(Model):
     memory snapshots of the training library have survived.
     """
     warm_workers: Literal["Auto", "Never"] = "Auto"
-    """Whether workers are forked from a warm process: one per pod, which has imported torch, so that
-    a restart does not import it again. Auto: where the command is `python3 SCRIPT` or `python3 -m
-    MODULE` and the image has torch; other workers are started plainly, and the log gives the reason.
-    Never: workers are always started plainly."""
+    """Whether workers are forked from a warm process: one per pod, which has imported torch, or with
+    engine jax what the first attempt has imported, so that a restart does not import it again. Auto:
+    where the command is `python3 SCRIPT` or `python3 -m MODULE`; other workers are started plainly,
+    and the log gives the reason. Never: workers are always started plainly."""
     preload: list[ModuleName] = Field(default=[], max_length=64)
     """Third-party modules that the warm process imports beside torch, such as lightning. List what
     your script imports and what does not change with your code: a module that starts a thread, uses
