@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 import time
 import urllib.parse
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from benchmarks.operator.helper import READY, Helper
 from dtj_contract import names
 from dtj_contract.agent_status import RENDEZVOUS, RUNNING
 from dtj_contract.operator_message import HEADER
@@ -145,46 +143,26 @@ async def main() -> None:
     await asyncio.start_server(server.serve, "0.0.0.0", names.AGENT_PORT, backlog=4096)
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    print("ready", flush=True)
+    print(READY, flush=True)
     while line := await reader.readline():
         server.command(line)
 
 
-class Agents:
+class Agents(Helper):
     """The process of all agents. `still`: their groups make no steps."""
 
     def __init__(self, *, still: bool = False) -> None:
-        self._still = still
-
-    def __enter__(self) -> Agents:
-        command = [sys.executable, "-m", "benchmarks.operator.agents", *([STILL] if self._still else [])]
-        root = Path(__file__).resolve().parents[2]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root)
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == b"ready\n"
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.kill()
-        self._process.wait(30)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        super().__init__("benchmarks.operator.agents", *([STILL] if still else []))
 
     def add(self, job: Any) -> None:
         metadata = job["metadata"]
-        self._send({"job": metadata["uid"], "address": address_of(metadata["name"])})
+        self._request({"job": metadata["uid"], "address": address_of(metadata["name"])})
 
     def fail(self, uid: str) -> None:
-        self._send({"fail": uid})
+        self._request({"fail": uid})
 
-    def _send(self, given: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(given).encode() + b"\n")
-        self._process.stdin.flush()
+    def _request(self, given: object) -> None:
+        self.send(json.dumps(given).encode())
 
 
 if __name__ == "__main__":

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 
+from benchmarks.operator.helper import READY, Helper
 from benchmarks.operator.planes import NAMESPACE
 from dtj_contract import names
 from dtj_operator import light_imports
 
 WATCH_SECONDS = 3600.0
-READY = b"ready\n"
 
 
 async def main(kubeconfig: str, rate: float) -> None:
@@ -57,7 +55,7 @@ async def main(kubeconfig: str, rate: float) -> None:
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(follow())
-        print("ready", flush=True)
+        print(READY, flush=True)
         loop = asyncio.get_running_loop()
         due = loop.time()
         for name in itertools.cycle(list(jobs)):
@@ -66,29 +64,11 @@ async def main(kubeconfig: str, rate: float) -> None:
             await asyncio.sleep(due - loop.time())
 
 
-class StatusFloor:
-    """The process of this client. `pid` may be measured from the start of the block."""
+class StatusFloor(Helper):
+    """The process of this client. `rate`: writes a second."""
 
     def __init__(self, kubeconfig: Path, rate: float) -> None:
-        self._arguments = [str(kubeconfig), str(rate)]
-
-    def __enter__(self) -> StatusFloor:
-        command = [sys.executable, "-m", "benchmarks.operator.status_floor", *self._arguments]
-        root = Path(__file__).resolve().parents[2]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root)
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == READY
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.kill()
-        self._process.wait(30)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        super().__init__("benchmarks.operator.status_floor", str(kubeconfig), str(rate))
 
 
 if __name__ == "__main__":
