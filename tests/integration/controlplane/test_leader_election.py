@@ -142,6 +142,26 @@ def test_leader_that_was_stopped_writes_nothing_when_it_continues(
     assert holder(objects) != ""
 
 
+@pytest.mark.timeout(300)
+def test_new_leader_whose_watches_are_late_takes_no_pod_for_lost(
+    replica: Start, run_job: Callable[..., Any], objects: Objects, agents: Agents
+) -> None:
+    def status() -> Any:
+        return objects.get(names.PLURAL, "j")["status"]
+
+    first = replica("first")
+    wait_until("the first one leads", lambda: leads(first))
+    second = replica("second", program=(str(Path(__file__).with_name("late_watches.py")),)).ready()
+    uid = run_job()["metadata"]["uid"]
+    first.kill()
+    wait_until("the standby leads", lambda: leads(second), timeout=LATE)
+    agents.statuses[uid] = running(step=8)
+    wait_until("it reports the next step", lambda: status()["progress"]["step"] == 8)
+    assert objects.condition("j", "Running")
+    assert [each for each in status()["conditions"] if each["type"] == names.RESTARTING] == []
+    assert (made(objects, "statefulsets"), made(objects, "pods")) == (1, 2)
+
+
 @pytest.mark.timeout(600)
 def test_leaders_that_end_twenty_times_at_random_lose_and_double_nothing(
     replica: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents

@@ -14,7 +14,7 @@ from dtj_core.plan.model import Settings
 from dtj_operator.following.listener import Heard
 from dtj_operator.kube.cache.store import Key, Store
 from dtj_operator.kube.observer import Observer
-from dtj_operator.kube.resources import POD, SERVICE, Resource
+from dtj_operator.kube.resources import POD, SERVICE, STATEFUL_SET, Resource
 from tests.unit.operator.fakes import FakeCache, FakeClient, FakeListeners, job
 
 KEY = ("ns", "j")
@@ -117,38 +117,74 @@ def test_look_at_a_job_reads_nothing_from_the_api_server() -> None:
     observing(client, test)
 
 
-RUNNING = {"conditions": [{"type": "Running", "status": "True"}], "readyReplicas": 2}
+RUNNING = {"conditions": [{"type": "Running", "status": "True"}]}
+RESTARTING = {"conditions": [{"type": "Restarting", "status": "True"}]}
 
 
-def numbered(name: str, version: int, **status: Any) -> Any:
-    obj = {"metadata": {"name": name, "namespace": "ns", "resourceVersion": str(version)}, "status": status}
-    return obj | {"metadata": obj["metadata"] | {"uid": name, "labels": pod()["metadata"]["labels"]}}
+def at(version: int, obj: Any, **metadata: Any) -> Any:
+    """Returns `obj` as the API server serves it at this version."""
+    return obj | {"metadata": obj["metadata"] | {"namespace": "ns", "resourceVersion": str(version)} | metadata}
 
 
-def ready_pod(ordinal: int, version: int, ready: bool) -> Any:
-    conditions = [{"type": "Ready", "status": str(ready)}]
-    return numbered(f"j-{ordinal}", version, conditions=conditions)
+def stateful_set(version: int, uid: str = "set") -> Any:
+    return at(
+        version, {"metadata": {"name": "j", "labels": pod()["metadata"]["labels"]}, "spec": {"replicas": 2}}, uid=uid
+    )
+
+
+def group_pod(ordinal: int, version: int, ready: bool = True, state: str = "running", **metadata: Any) -> Any:
+    one = at(version, pod(ordinal, state=state), uid=f"p{ordinal}-{version}", **metadata)
+    one["status"]["containerStatuses"] = one["status"]["containerStatuses"][1:]
+    one["status"]["conditions"] = [{"type": "Ready", "status": str(ready)}]
+    return one
+
+
+WHOLE = [group_pod(0, 10), group_pod(1, 10)]
+COLD = [group_pod(0, 10, ready=False), group_pod(1, 10, ready=False)]
+ENDING = [group_pod(0, 10), group_pod(1, 10, deletionTimestamp="2026-11-29T00:00:00Z")]
 
 
 @pytest.mark.parametrize(
-    ("status", "watched", "reads"),
+    ("status", "sets", "watched", "reads"),
     [
-        (RUNNING, [False, False], True),
-        (RUNNING, [True], True),
-        (RUNNING, [True, True], False),
-        (RUNNING | {"conditions": []}, [False, False], False),
-        ({}, [], False),
+        (RUNNING, [stateful_set(9)], [], True),
+        (RUNNING, [stateful_set(9)], WHOLE[:1], True),
+        (RUNNING, [stateful_set(9)], [WHOLE[0], group_pod(1, 10, state="waiting")], True),
+        (RUNNING, [stateful_set(9)], ENDING, True),
+        (RUNNING, [], WHOLE, True),
+        (RUNNING, [stateful_set(9, "earlier run")], WHOLE, True),
+        (RUNNING | {"readyReplicas": 2}, [stateful_set(9)], COLD, True),
+        (RESTARTING, [stateful_set(9)], [], True),
+        (RUNNING | {"readyReplicas": 2}, [stateful_set(9)], WHOLE, False),
+        (RUNNING, [stateful_set(9)], COLD, False),
+        ({"conditions": [], "readyReplicas": 2}, [stateful_set(9)], [], False),
+        ({}, [], [], False),
     ],
-    ids=["none ready yet", "one not there yet", "as the status has it", "a job that does not run", "a new job"],
+    ids=[
+        "no pod there, none counted as ready",
+        "one not there yet",
+        "one does not run yet",
+        "one is terminating",
+        "the StatefulSet is not there yet",
+        "the StatefulSet is of an earlier run",
+        "none ready yet",
+        "a job that restarts",
+        "as the status has it",
+        "no pod was ready",
+        "a job that does not run",
+        "a new job",
+    ],
 )
-def test_new_leader_reads_pods_that_a_status_knows_and_its_watch_has_not_shown(
-    status: Any, watched: list[bool], reads: bool
+def test_new_leader_reads_the_group_that_its_watches_have_not_shown(
+    status: Any, sets: list[Any], watched: list[Any], reads: bool
 ) -> None:
     client = FakeClient()
+    client.objects["statefulsets", "j"] = stateful_set(19)
     for ordinal in range(2):
-        client.objects["pods", f"j-{ordinal}"] = ready_pod(ordinal, 20, True)
+        client.objects["pods", f"j-{ordinal}"] = group_pod(ordinal, 20)
     store = Store()
-    store.tables[POD].replace(None, [ready_pod(o, 10, ready) for o, ready in enumerate(watched)], "10")
+    store.tables[STATEFUL_SET].replace(None, sets, "10")
+    store.tables[POD].replace(None, watched, "10")
     running = job(status=status)
 
     async def main() -> None:
@@ -157,24 +193,27 @@ def test_new_leader_reads_pods_that_a_status_knows_and_its_watch_has_not_shown(
             observer.begin()
             for _ in range(3):
                 observed = await observer.observe(running)
-            found = [each["status"]["conditions"][0]["status"] for each in observed.pods]
-            assert found == (["True", "True"] if reads else [str(each) for each in watched])
+            served = [group_pod(ordinal, 20) for ordinal in range(2)]
+            assert [one["metadata"]["uid"] for one in observed.pods] == [
+                one["metadata"]["uid"] for one in (served if reads else watched)
+            ]
             # In the second term, the store has what was read in the first.
-            assert [call[:2] for call in client.calls] == [("list", "pods")] * reads, term
+            lists = [("list", "statefulsets"), ("list", "pods")] if reads else []
+            assert [call[:2] for call in client.calls] == lists, term
 
     asyncio.run(main())
 
 
 def test_new_leader_reads_pods_when_the_status_comes_after_its_first_look() -> None:
     client, store = FakeClient(), Store()
-    client.objects["pods", "j-0"] = ready_pod(0, 20, True)
+    client.objects["pods", "j-0"] = group_pod(0, 20)
     store.tables[POD].replace(None, [], "10")
 
     async def main() -> None:
         observer = Observer(store, client, FakeListeners())  # type: ignore[arg-type]
         observer.begin()
         assert (await observer.observe(job(status={}))).pods == ()
-        observed = await observer.observe(job(status=RUNNING | {"readyReplicas": 1}))
+        observed = await observer.observe(job(status=RUNNING))
         assert [each["metadata"]["name"] for each in observed.pods] == ["j-0"]
 
     asyncio.run(main())

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from dtj_contract import names
 from dtj_core.plan import runtimes
-from dtj_core.plan.conditions import is_finished, is_true
+from dtj_core.plan.conditions import is_finished
+from dtj_core.plan.job_status import has_started
 from dtj_core.plan.model import Object, Observed
 from dtj_core.plan.workload import flavors_of, is_admitted, is_evicted
 from dtj_operator import errors
@@ -19,10 +19,10 @@ from dtj_operator.kube.resources import FLAVOR, POD, SERVICE, STATEFUL_SET, WORK
 
 
 class Observer:
-    """Reads from the store alone, with three exceptions: flavors of Kueue, pods that the last leader has known, and an
-    object without the operator's label.
+    """Reads from the store alone, with three exceptions: flavors of Kueue, the group that the last leader has known,
+    and an object without the operator's label.
 
-    No watch shows it. One of somebody else that has a child's name is found when the child can't be
+    No watch shows the last one. One of somebody else that has a child's name is found when the child can't be
     applied; our own StatefulSet that somebody took the label from, when its pods are still there.
     Reads of it are repeated at each look until it is gone, or has the label.
     The agents' reports are in memory: listeners follow them, so an observation waits for no agent.
@@ -34,7 +34,7 @@ class Observer:
         self._agents = agents
         self._unlabelled: dict[Key, set[Resource]] = {}
         self._begun: set[Key] = set()
-        """Jobs that were observed to run since this operator leads."""
+        """Jobs whose group has been observed since this operator leads."""
 
     def begin(self) -> None:
         """Begins a term as the leader, whose cache may be older than the statuses of the leader before."""
@@ -61,7 +61,8 @@ class Observer:
     async def observe(self, job: Object) -> Observed:
         """Returns the children of `job` and the status that its agents report."""
         key = job_key(job)
-        pods = await self._pods(job)
+        await self._catch_up(job)
+        pods = self._store.pods(key)
         observed = Observed(
             stateful_set=self._store.child(STATEFUL_SET, key),
             service=self._store.child(SERVICE, key),
@@ -87,21 +88,22 @@ class Observer:
             agent_asked=heard.is_known,
         )
 
-    async def _pods(self, job: Object) -> tuple[Object, ...]:
-        """Returns the job's pods, which are no older than its status.
+    async def _catch_up(self, job: Object) -> None:
+        """Reads the job's group if the store may be older than the job's status.
 
-        Within a term that is so by itself. The status of another leader may know of a pod that the watch has not
-        shown here yet; that pod would be taken for lost.
+        Within a term the store is never older. The status of another leader may be from a look at pods, or at a
+        StatefulSet, that no watch has shown here yet; those pods would be taken for lost.
         """
         key = job_key(job)
         status = job.get("status") or {}
-        # The job's own watch may be behind, too: a status that is not Running shows nothing yet.
-        if key not in self._begun and is_true(status, names.RUNNING):
-            if _ready(self._store.pods(key)) < status.get("readyReplicas", 0):
-                for pod in await self._client.list(POD, key[0], job_selector(key[1])):
-                    self._store.answer(POD, pod)
-            self._begun.add(key)
-        return self._store.pods(key)
+        # The job's own watch may be behind, too: a status of a group that has not started shows nothing yet.
+        if key in self._begun or not has_started(status):
+            return
+        if not _is_whole(self._store.child(STATEFUL_SET, key), self._store.pods(key), status):
+            for resource in (STATEFUL_SET, POD):
+                for obj in await self._client.list(resource, key[0], job_selector(key[1])):
+                    self._store.answer(resource, obj)
+        self._begun.add(key)
 
     async def _read_flavors(self, workload: Object) -> dict[str, Object]:
         """Returns the flavors of the quota that a job is about to use, by name; without those that are gone."""
@@ -132,7 +134,23 @@ class Observer:
         )
 
 
-def _ready(pods: tuple[Object, ...]) -> int:
+def _is_whole(stateful_set: Object | None, pods: tuple[Object, ...], status: Object) -> bool:
+    """Returns whether all pods of the set run, and as many are ready as `status` counts."""
+    if stateful_set is None:
+        return False
+    uid = stateful_set["metadata"]["uid"]
+    mine = [pod for pod in pods if any(each.get("uid") == uid for each in pod["metadata"].get("ownerReferences") or ())]
+    running = sum(map(_runs, mine))
+    return running >= stateful_set["spec"]["replicas"] and _ready(mine) >= status.get("readyReplicas", 0)
+
+
+def _runs(pod: Object) -> bool:
+    containers = (pod.get("status") or {}).get("containerStatuses") or ()
+    all_run = bool(containers) and all("running" in (each.get("state") or {}) for each in containers)
+    return all_run and "deletionTimestamp" not in pod["metadata"]
+
+
+def _ready(pods: Iterable[Object]) -> int:
     conditions = ((pod.get("status") or {}).get("conditions") or () for pod in pods)
     return sum(any((each["type"], each["status"]) == ("Ready", "True") for each in one) for one in conditions)
 
