@@ -27,7 +27,7 @@ class Kubelet:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kubelet")
         self.container_states: dict[str, Any] = {}
-        """By pod name, instead of running."""
+        """By pod name, instead of running and ready."""
         self.held: set[str] = set()
         """Uids of pods whose containers don't end."""
 
@@ -60,7 +60,7 @@ class Kubelet:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         state = self.container_states.get(name, {"state": {"running": {"startedAt": now}}})
         status = pod.get("status", {})
-        known = [{k: c[k] for k in c if k in ("state", "lastState")} for c in status.get("containerStatuses", [])]
+        known = [{k: c[k] for k in c if k in state} for c in status.get("containerStatuses", [])]
         if known and (name not in self.container_states or known[0] == state):
             return
         container = {"name": "trainer", "ready": True, "restartCount": 0, "image": "i", "imageID": "i"} | state

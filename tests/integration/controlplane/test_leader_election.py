@@ -144,10 +144,13 @@ def test_leader_that_was_stopped_writes_nothing_when_it_continues(
 
 @pytest.mark.timeout(300)
 def test_new_leader_whose_watches_are_late_takes_no_pod_for_lost(
-    replica: Start, run_job: Callable[..., Any], objects: Objects, agents: Agents
+    replica: Start, run_job: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
     def status() -> Any:
         return objects.get(names.PLURAL, "j")["status"]
+
+    for pod in ("j-0", "j-1"):  # an agent may report before the kubelet does
+        kubelet.container_states[pod] = {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, "ready": False}
 
     first = replica("first")
     wait_until("the first one leads", lambda: leads(first))
