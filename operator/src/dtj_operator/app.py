@@ -39,7 +39,7 @@ from dtj_operator.metrics import Metrics
 from dtj_operator.metrics_access import MetricsAccess
 from dtj_operator.reconciling import Reconciling
 from dtj_operator.resync import Resync
-from dtj_operator.workqueue import Priority, WorkQueue
+from dtj_operator.workqueue import WorkQueue
 
 DRAIN_SECONDS = 10.0
 # With leader election, a standby continues at once, and a reconcile that is cut off costs nothing.
@@ -108,7 +108,7 @@ class Operator:
         self.client = Client(login, metrics.request, fence=self.leader.fence)
         self.agents = AgentClient(options.settings, count=lambda result: metrics.agent_requests.labels(result).inc())
         metrics.watch_keys(self.agents.with_previous_key)
-        self.listeners = AgentListeners(self.agents, self._heard)
+        self.listeners = AgentListeners(self.agents, self.queue.add)
         metrics.watch_listeners(lambda: self.listeners.count(silent=False), lambda: self.listeners.count(silent=True))
         self.cache = Cache(self.client, options.namespaces, metrics, self._wake, kinds_for(options.settings))
         for resource, table in self.cache.tables.items():
@@ -303,10 +303,6 @@ class Operator:
         # A process that becomes the leader looks at all jobs first.
         if self.leader.leads:
             self.reconciling.wake(key, seconds)
-
-    def _heard(self, key: Key, seconds: float) -> None:
-        # Progress waits behind whatever has changed.
-        self.queue.add_after(key, seconds, Priority.AGAIN if seconds else Priority.CHANGED)
 
     # The checks of /healthz. None of them checks the API server, because a restart would not bring
     # it back.

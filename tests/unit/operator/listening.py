@@ -56,13 +56,7 @@ class Network:
         self.enqueued: Counter[tuple[str, str]] = Counter()
         self.busy = self.busiest = 0
         """Requests without an answer, now and at most, of agents that are silent."""
-        self.waits: list[float] = []
-        """The seconds that each of them is to wait."""
-        self.listeners = AgentListeners(client, self._enqueue, **options)
-
-    def _enqueue(self, key: tuple[str, str], seconds: float) -> None:
-        self.enqueued.update([key])
-        self.waits.append(seconds)
+        self.listeners = AgentListeners(client, lambda key: self.enqueued.update([key]), **options)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         agent = self.agents[request.host.partition(":")[0]]

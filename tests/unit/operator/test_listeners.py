@@ -62,26 +62,6 @@ def test_progress_is_enqueued_when_the_wait_is_over_and_nothing_without_progress
     listening(test, wait_seconds=1.0)
 
 
-def test_progress_waits_for_that_of_other_jobs_and_nothing_else_does() -> None:
-    async def test(network: Network) -> None:
-        agent = network.add(A, page())
-        await network.until_heard(A)
-        assert network.waits == [0.0], "the first page"
-        for step in range(3):
-            agent.progress(step)
-            before = network.enqueued[KEY]
-            await network.until("the progress", lambda before=before: network.enqueued[KEY] > before)
-            due = (asyncio.get_running_loop().time() + network.waits[-1]) / listeners.PROGRESS_SECONDS
-            assert 0 < network.waits[-1] <= listeners.PROGRESS_SECONDS
-            assert abs(due - round(due)) < 0.2
-        agent.page = {**agent.page, "progress": {"step": 9}}
-        agent.show(attempt=2)
-        await network.until("the attempt", lambda: network.observe(A).page["attempt"] == 2)
-        assert network.waits[-1] == 0.0
-
-    listening(test, wait_seconds=1.0)
-
-
 def test_more_productive_seconds_are_kept_for_the_next_plan_and_enqueue_nothing() -> None:
     async def test(network: Network) -> None:
         agent = network.add(A, page(progress={"step": 7}, productiveSeconds=0.0))

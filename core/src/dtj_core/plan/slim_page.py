@@ -18,8 +18,6 @@ LISTS = {
 }
 CLOCKED = ("productiveSeconds",)
 """The fields that grow while nothing happens."""
-PROGRESS = ("progress",)
-"""The fields that change with each step of a training that runs."""
 
 
 def slim(page: Object) -> Object:
@@ -44,14 +42,6 @@ def without_clock(page: Object) -> Object:
     `status_poll_seconds` while a pod runs, or by the resync.
     """
     return {name: value for name, value in page.items() if name not in CLOCKED}
-
-
-def without_progress(page: Object) -> Object:
-    """Returns a slim `page` without its clock and its progress.
-
-    A plan for a page that differs from the last one in nothing else may wait a moment.
-    """
-    return {name: value for name, value in without_clock(page).items() if name not in PROGRESS}
 
 
 def _list(page: Object, name: str) -> list[object]:

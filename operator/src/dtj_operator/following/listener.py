@@ -12,7 +12,7 @@ from random import uniform
 
 from dtj_core.plan.leader_search import Answer, pod_name, read_answer
 from dtj_core.plan.model import Object
-from dtj_core.plan.slim_page import slim, without_clock, without_progress
+from dtj_core.plan.slim_page import slim, without_clock
 from dtj_operator.agent_client import AgentClient, Unanswered, agent_identity
 from dtj_operator.following.retry import Pace, retry_seconds, with_jitter
 
@@ -22,11 +22,8 @@ UNSETTLED_SECONDS = 5.0
 """Longest wait while the leader does not lead a running attempt: another agent may lead by now."""
 POLL_SECONDS = 2.0
 """Between two requests to an agent of a version that answers at once."""
-DROPPED = b"", b""
+DROPPED = b""
 """Stands for a page that is no longer believed."""
-
-Digests = tuple[bytes, bytes]
-"""Of a page without its clock, and without its progress, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +61,7 @@ class Slots:
 
 
 class Listener:
-    """`changed`: called when there is something to reconcile for; with True if a training has only made progress.
-
-    `run` ends only by cancellation.
+    """`changed`: called when there is something to reconcile for. `run` ends only by cancellation.
 
     A page that differs from the last one by the passing of time alone is stored for the next reconcile, and causes
     none (`without_clock`).
@@ -76,7 +71,7 @@ class Listener:
         self,
         client: AgentClient,
         slots: Slots,
-        changed: Callable[[bool], None],
+        changed: Callable[[], None],
         wanted: Wanted,
         *,
         wait_seconds: float = WAIT_SECONDS,
@@ -95,8 +90,8 @@ class Listener:
         self._page: bytes | None = None
         self._source: tuple[str, tuple[object, ...]] | None = None
         """Name of the pod that sent the page, and its identity."""
-        self._published: tuple[Digests | None, bool] = None, False
-        """Digests of the page that `changed` was called for last, and whether nobody answered."""
+        self._published: tuple[bytes | None, bool] = None, False
+        """Digest of the page that `changed` was called for last, and whether nobody answered."""
 
     @property
     def is_silent(self) -> bool:
@@ -195,16 +190,16 @@ class Listener:
 
     def _publish(self, answer: Answer | None) -> None:
         """Stores the page of an answer, and calls `changed` if more than the time differs from the last one."""
-        self._page = self._source = digests = None
+        self._page = self._source = digest = None
         if answer is not None and (pod := self._pod(answer.pod)) is not None:
             page = slim(answer.page)
             self._page = zlib.compress(json.dumps(page).encode(), 1)
             self._source = answer.pod, agent_identity(pod)
-            digests = _digest(without_clock(page)), _digest(without_progress(page))
-        before, published = self._published, (digests, answer is None)
-        if published != before:
+            digest = hashlib.sha256(json.dumps(without_clock(page)).encode()).digest()
+        published = digest, answer is None
+        if published != self._published:
             self._published = published
-            self._changed(digests is not None and before[0] is not None and digests[1] == before[0][1])
+            self._changed()
 
     def _is_same(self, pods: Sequence[Object], name: str) -> bool:
         """Returns whether the pod of this name is still the one that was asked: it may have been replaced meanwhile."""
@@ -220,10 +215,6 @@ class Listener:
                 await self._woken.wait()
         except TimeoutError:
             pass
-
-
-def _digest(page: Object) -> bytes:
-    return hashlib.sha256(json.dumps(page).encode()).digest()
 
 
 def _identities(pods: Sequence[Object], name: str = "") -> list[tuple[str, tuple[object, ...]]]:

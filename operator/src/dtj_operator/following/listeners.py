@@ -26,12 +26,6 @@ FRESH_SEARCHES = 64
 SILENT_SEARCHES = 16
 """Searches at a time for agents that did not answer the last one."""
 STOP_SECONDS = 1.0
-PROGRESS_SECONDS = 0.5
-"""The jobs that make progress in this time are reconciled together.
-
-A request that follows another one costs a third of the CPU of a request on its own: the sockets, the caches of the CPU
-and the watch are used by many at once.
-"""
 
 logger = logging.getLogger(__name__)
 
@@ -46,14 +40,14 @@ class _Following:
 class AgentListeners:
     """Follows the agents of every job that `observe` is called for.
 
-    `enqueue`: called with the key of a job whose agents have something new, and the seconds that its reconcile is to
-    wait. Listens from `start` until `stop`, which an operator may call again and again as it begins and ceases to lead.
+    `enqueue`: called with the key of a job whose agents have something new. Listens from `start`
+    until `stop`, which an operator may call again and again as it begins and ceases to lead.
     """
 
     def __init__(
         self,
         client: AgentClient,
-        enqueue: Callable[[Key, float], None],
+        enqueue: Callable[[Key], None],
         *,
         wait_seconds: float = WAIT_SECONDS,
         poll_seconds: float = POLL_SECONDS,
@@ -123,7 +117,7 @@ class AgentListeners:
         listener = Listener(
             self._client,
             self._slots,
-            lambda is_progress: self._enqueue(key, _until_next_progress() if is_progress else 0.0),
+            lambda: self._enqueue(key),
             wanted,
             wait_seconds=self._wait_seconds,
             poll_seconds=self._poll_seconds,
@@ -140,11 +134,6 @@ class AgentListeners:
         following = self._following.get(key)
         if following is not None and following.task is task:
             del self._following[key]
-
-
-def _until_next_progress() -> float:
-    """Returns the seconds until the jobs that make progress are reconciled."""
-    return PROGRESS_SECONDS - asyncio.get_running_loop().time() % PROGRESS_SECONDS
 
 
 async def _run(key: Key, listener: Listener) -> None:
