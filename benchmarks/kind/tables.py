@@ -17,7 +17,11 @@ TITLES = {
     LADDER: f"A rank of {ladder.RANKS} is lost: the answers of the ladder",
 }
 Rows = Mapping[str, Sequence[Trial]]
-RATIO, STARTED = 1.2, many.BARE
+RATIO = 1.2
+FLOORS = {"the same pods": many.SAME_TEMPLATE, "the lightest pods": many.BARE}
+"""StatefulSets without a job, by the heading of the ratio to each. The target is that to the first."""
+UNLIKE = {(many.IN_VOLUME, many.SAME_TEMPLATE)}
+"""Arms whose pods are not those of a floor."""
 GROUPS = (many.OURS, many.IN_VOLUME)
 
 
@@ -39,30 +43,31 @@ def _many(rows: Rows, circumstances: str) -> str:
     for arm in many.ARMS:
         if arm not in rows:
             continue
-        ratios = _ratios(rows, arm)
+        beside = [[] if (arm, floor) in UNLIKE else _ratios(rows, arm, floor) for floor in FLOORS.values()]
         hangs = sum(1 for trial in rows[arm] if trial.get("hang"))
         attempts = max((trial.get("attempts", 0) for trial in rows[arm]), default=0)
         out.append([
-            arm, *_figures(rows[arm]), f"{statistics.median(ratios):.2f}x" if ratios else "",
-            str(attempts) if arm in GROUPS else "", str(hangs), _many_targets(arm, ratios, attempts, hangs),
+            arm, *_figures(rows[arm]), *(f"{statistics.median(ratios):.2f}x" if ratios else "" for ratios in beside),
+            str(attempts) if arm in GROUPS else "", str(hangs), _many_targets(arm, beside[0], attempts, hangs),
         ])  # fmt: skip
     columns = {
         "pods of": "left", "trials": "right", "median s": "right", "worst s": "right",
-        f"beside the {STARTED}": "right", "most attempts": "right", "hangs": "right", "target": "left",
+        **{f"beside {floor}": "right" for floor in FLOORS}, "most attempts": "right", "hangs": "right", "target": "left",
     }  # fmt: skip
     return markdown(TITLES[MANY], columns, out, _phases(rows.get(many.OURS, [])), circumstances)
 
 
-def _ratios(rows: Rows, arm: str) -> list[float]:
+def _ratios(rows: Rows, arm: str, floor: str) -> list[float]:
     """Returns the ratio to the floor of each trial that both have."""
-    floor = {trial["trial"]: trial["seconds"] for trial in rows.get(STARTED, []) if "seconds" in trial}
-    return [t["seconds"] / floor[t["trial"]] for t in rows[arm] if "seconds" in t and t["trial"] in floor]
+    least = {trial["trial"]: trial["seconds"] for trial in rows.get(floor, []) if "seconds" in trial}
+    return [t["seconds"] / least[t["trial"]] for t in rows[arm] if "seconds" in t and t["trial"] in least]
 
 
 def _many_targets(arm: str, ratios: Sequence[float], attempts: int, hangs: int) -> str:
-    if arm not in GROUPS or not ratios:
+    if arm not in GROUPS:
         return ""
-    checks = {f"≤ {RATIO:g}x": statistics.median(ratios) <= RATIO, "1 attempt": attempts == 1, "no hang": not hangs}
+    checks = {f"≤ {RATIO:g}x": statistics.median(ratios) <= RATIO} if ratios else {}
+    checks |= {"1 attempt": attempts == 1, "no hang": not hangs}
     return "; ".join(f"{name}: {'met' if met else 'missed'}" for name, met in checks.items())
 
 

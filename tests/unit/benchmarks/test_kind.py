@@ -32,24 +32,29 @@ def lost(arm: str, seconds: float, trial: int = 0, **more: Any) -> dict[str, Any
 @pytest.mark.parametrize(
     ("seconds", "more", "verdict"),
     [
-        (12.0, {}, "| 1.20x | 1 | 0 | ≤ 1.2x: met; 1 attempt: met; no hang: met |"),
-        (12.1, {}, "| 1.21x | 1 | 0 | ≤ 1.2x: missed; 1 attempt: met; no hang: met |"),
-        (11.0, {"attempts": 2}, "| 1.10x | 2 | 0 | ≤ 1.2x: met; 1 attempt: missed; no hang: met |"),
-        (11.0, {"attempts": 0}, "| 1.10x | 0 | 0 | ≤ 1.2x: met; 1 attempt: missed; no hang: met |"),
+        (12.0, {}, "| 1.20x |  | 1 | 0 | ≤ 1.2x: met; 1 attempt: met; no hang: met |"),
+        (12.1, {}, "| 1.21x |  | 1 | 0 | ≤ 1.2x: missed; 1 attempt: met; no hang: met |"),
+        (11.0, {"attempts": 2}, "| 1.10x |  | 2 | 0 | ≤ 1.2x: met; 1 attempt: missed; no hang: met |"),
+        (11.0, {"attempts": 0}, "| 1.10x |  | 0 | 0 | ≤ 1.2x: met; 1 attempt: missed; no hang: met |"),
     ],
 )
-def test_many_lost_pods_are_judged_beside_the_bare_pods(seconds: float, more: Any, verdict: str) -> None:
-    assert verdict in table(MANY, lost(many.BARE, 10.0), lost(many.OURS, seconds, **more))
+def test_many_lost_pods_are_judged_beside_the_same_pods(seconds: float, more: Any, verdict: str) -> None:
+    assert verdict in table(MANY, lost(many.SAME_TEMPLATE, 10.0), lost(many.OURS, seconds, **more))
+
+
+def test_lightest_pods_are_shown_and_judge_nothing() -> None:
+    found = table(MANY, lost(many.BARE, 5.0), lost(many.SAME_TEMPLATE, 10.0), lost(many.OURS, 11.0))
+    assert "| 1.10x | 2.20x | 1 | 0 | ≤ 1.2x: met; 1 attempt: met; no hang: met |" in found
 
 
 def test_hang_counts_and_has_no_ratio() -> None:
     hung = {"arm": many.OURS, "trial": 1, "hang": True, "attempts": 1}
-    found = table(MANY, lost(many.BARE, 10.0), lost(many.BARE, 1.0, 1), lost(many.OURS, 11.0), hung)
-    assert "| dtj | 2 | 11.00 | 11.00 | 1.10x | 1 | 1 | ≤ 1.2x: met; 1 attempt: met; no hang: missed |" in found
+    found = table(MANY, lost(many.SAME_TEMPLATE, 10.0), lost(many.SAME_TEMPLATE, 1.0, 1), lost(many.OURS, 11.0), hung)
+    assert "| dtj | 2 | 11.00 | 11.00 | 1.10x |  | 1 | 1 | ≤ 1.2x: met; 1 attempt: met; no hang: missed |" in found
 
 
 def test_ratio_is_taken_trial_by_trial() -> None:
-    trials = [lost(many.BARE, 10.0), lost(many.BARE, 20.0, 1), lost(many.OURS, 11.0), lost(many.OURS, 22.0, 1)]
+    trials = [lost(many.SAME_TEMPLATE, 10.0), lost(many.SAME_TEMPLATE, 20.0, 1), lost(many.OURS, 11.0), lost(many.OURS, 22.0, 1)]
     assert "| 1.10x |" in table(MANY, *trials)
 
 
