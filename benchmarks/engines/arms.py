@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 BUILD = HERE.parents[1] / "build"
 STEP_SECONDS = 0.05
 HEAD_SECONDS = 60.0
-WARM = ("horovod", "deepspeed", "jax")
+WARM = ("horovod", "deepspeed", "jax", "tensorflow")
 """The engines with a warm process."""
 RAY = ("-m", "ray.scripts.scripts", "start")
 # Those of engine `ray`: the nodes share a machine, so the kernel chooses the ports of Ray's workers.

@@ -35,7 +35,7 @@ KINDS = {
     "ray with its TorchTrainer": ("ray", "ray", "train"),
     "tensorflow with its CheckpointManager": ("tensorflow", "tensorflow", "manager"),
 }
-LEARNING = [kind for kind, (engine, _, _) in KINDS.items() if engine == "jax"]
+LEARNING = [kind for kind, (engine, _, _) in KINDS.items() if engine in ("jax", "tensorflow")]
 """Engines whose warm process begins with nothing, and learns the framework."""
 LAST_RANK = {"ray": "1"}
 """The last of two pods' ranks, where a pod does not have two."""

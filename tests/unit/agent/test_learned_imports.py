@@ -44,7 +44,8 @@ DEPENDS = {
         "it configures logging, signals or multiprocessing",
     ),
     "loops": ("import os; [v for k, v in os.environ.items() if k.startswith('LOOPS_')]", "it reads LOOPS_OFF when"),
-    "draws": ("import random; random.random()", "it configures logging, signals or multiprocessing, or draws"),
+    "seeds": ("import random; random.seed(1)", "it configures logging, signals or multiprocessing, or seeds"),
+    "draws": ("import random; random.random()", "it draws random numbers when it is imported, and the script seeds"),
 }
 
 
@@ -82,6 +83,7 @@ def test_second_attempt_finds_the_imports_of_the_first(site: Path, tmp_path: Pat
         "leftOut": {},
         "byRank": [],
         "changed": {"SET_BY_HEAVY": ["heavy"]},
+        "afterSeed": [],
     }
     assert found["imported"] == ["warm process: 2 modules that the script imported are imported for its next start"]
     # A restarted agent begins with them: no worker has to report them again.
@@ -310,7 +312,7 @@ def test_library_of_cffi_that_claims_to_be_a_module_is_passed_over(monkeypatch: 
 @pytest.mark.parametrize("text", ["", "[", "[]", '{"modules": 1, "leftOut": []}', '{"modules": [1, "a b", "a..b"]}'])
 def test_file_that_is_not_whole_holds_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / learned.LEARNED_FILE).write_text(text)
-    assert learned.read(str(tmp_path)) == ([], {}, frozenset(), {})
+    assert learned.read(str(tmp_path)) == learned.Learned([], {})
 
 
 GIB = 1 << 30

@@ -124,6 +124,7 @@ SHARED = {
     "lock": "import multiprocessing; kept = multiprocessing.get_context('fork').Lock()",
     "folder": "import tempfile; kept = tempfile.TemporaryDirectory()",
     "pipe": "import os; kept = os.pipe()",
+    "draws": "import random; kept = random.random()",
 }
 
 
@@ -133,6 +134,28 @@ def test_what_forks_would_share_is_imported_by_each_rank(site: Path, tmp_path: P
     found = run("ahead", site, tmp_path, f"import {', '.join(SHARED)}\n{SCRIPT}")
     assert found["results"][1] == {"0": says(True, 0), "1": says(True, 1)}
     assert set(kept(tmp_path)["byRank"]) == {"reads", "threads", *SHARED}
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "ahead"),
+    [
+        ("", "", True),
+        ("", "import random; random.seed(7)", True),
+        ("import random; random.seed(7)", "", False),
+        ("from random import seed; seed(7)", "", False),
+        ("import random; random.setstate(random.Random(7).getstate())", "", False),
+        ("import random; random.Random(7).random(); random.random()", "", True),
+    ],
+)
+def test_package_that_draws_is_imported_ahead_unless_the_script_seeds_before(
+    site: Path, tmp_path: Path, first: str, then: str, ahead: bool
+) -> None:
+    (site / "draws.py").write_text("import random; kept = random.random()\n")
+    script = f"import sys\nthere = 'draws' in sys.modules\n{first}\nimport draws\n{then}\nprint(there, draws.kept)\n"
+    found = run("ahead", site, tmp_path, script + SCRIPT)
+    drawn = [found["results"][attempt][rank][1].split()[:2] for attempt in (0, 1) for rank in "01"]
+    assert [there for there, _ in drawn] == ["False", "False", str(ahead), str(ahead)]
+    assert len({number for _, number in drawn}) == (4 if ahead else 1), "as in interpreters of their own"
 
 
 def test_copy_of_all_variables_reads_none(site: Path, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ LEFT_OUT = "warm process: no module deepspeed (it has started 1 threads)\n"
         ("deepspeed", (LEFT_OUT + LEARNED, LEFT_OUT), 2, False),
         ("deepspeed", (LEARNED, ""), 2, False),
         ("deepspeed", ("", ""), 0, False),
-        ("tensorflow", ("", ""), 2, True),
+        ("ray", ("", ""), 2, True),
     ],
 )
 def test_arm_of_ours_is_settled_as_soon_as_each_warm_process_has_learned(

@@ -43,6 +43,5 @@ def test_ranks_meet_again_at_fresh_addresses_after_the_first_one_is_lost(
     assert all(servers(engine, environment) == second for name, environment in found.items() if name.startswith("2-"))
     logs = [path.read_text() for path in run.run_dir.glob("*.log")]
     assert len(logs) == 2
-    has_none = f"without a warm process: engine {engine} has none"
-    assert all((has_none in log) is (engine == "tensorflow") for log in logs)
+    assert not any("without a warm process" in log for log in logs)
     assert not [name for name in found["1-3"] if name.startswith(("TORCH", "MASTER_")) and name not in os.environ]

@@ -10,6 +10,7 @@ import json
 from typing import Dict, Mapping
 
 from dtj_agent.engines import Engine, Place, host_port
+from dtj_agent.warm_needs import WarmNeeds
 
 
 def environment(place: Place, inherited: Mapping[str, str]) -> Dict[str, str]:
@@ -26,5 +27,12 @@ def defaults(local_size: int) -> Dict[str, str]:
     return {}
 
 
-# Keras draws default seeds while it is imported, so no process ahead may import it: the script may seed before.
-ENGINE = Engine(environment, defaults, agent_store=False, rank_ports=True, warm=None)
+LIBRARIES = ("TF_", "XLA_", "KERAS_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "OMP_", "KMP_", "ONEDNN_", "MKL_")
+WARM = WarmNeeds(
+    per_rank=("TF_CONFIG",),
+    per_attempt=("TF_CONFIG",),
+    import_time=(*LIBRARIES, "PYTHON", "LD_", "MALLOC_"),
+    script_sets=LIBRARIES,
+    log_levels=("TF_CPP_",),
+)
+ENGINE = Engine(environment, defaults, agent_store=False, rank_ports=True, warm=WARM)

@@ -18,6 +18,7 @@ from typing import Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optiona
 
 from dtj_agent.warm import script
 from dtj_agent.warm.script_changes import ScriptChanges, is_installed, package
+from dtj_agent.warm.seeds import Seeds
 
 IMPORTS_FILE = "imports.json"  # a worker's
 LEARNED_FILE = "learned.json"  # the warm process's
@@ -41,6 +42,8 @@ class Learned(NamedTuple):
     """Those of the packages left out that a process of one rank can import."""
     changed: Mapping[str, Sequence[str]] = MappingProxyType({})
     """Variables that have been changed, with the packages whose imports have set each of them; none: the script has."""
+    after_seed: FrozenSet[str] = frozenset()
+    """The modules that were imported after Python's random numbers had been seeded."""
 
     def without(self, package: str, why: str, by_rank: bool) -> Learned:
         """Returns the same with one more package left out."""
@@ -61,6 +64,7 @@ def read(folder: str) -> Learned:
         reasons,
         frozenset(_names(kept.get("byRank"))) & reasons.keys(),
         _union(_changes(kept.get("changed")), _changes(reported.get("changed"))),
+        frozenset([*_names(kept.get("afterSeed")), *_names(reported.get("afterSeed"))]),
     )
 
 
@@ -78,6 +82,7 @@ def keep(folder: str, learned: Learned) -> None:
     """Writes the file of the warm process; a folder that takes none costs the next container what was learned."""
     content: Dict[str, object] = {"modules": learned.modules, "leftOut": learned.left_out}
     content.update(byRank=sorted(learned.by_rank), changed=dict(learned.changed))
+    content.update(afterSeed=sorted(learned.after_seed))
     _replace(os.path.join(folder, LEARNED_FILE), content)
 
 
@@ -85,7 +90,7 @@ def report_of(folder: str, command: Sequence[str], before: "frozenset[str]") -> 
     """Returns a function that writes once what this worker has imported beside `before`; it runs at the exit at the
     latest.
     """
-    changes, worker = ScriptChanges(users_package(command)), os.getpid()
+    changes, seeds, worker = ScriptChanges(users_package(command)), Seeds(), os.getpid()
     done = False
 
     def report() -> None:
@@ -95,10 +100,12 @@ def report_of(folder: str, command: Sequence[str], before: "frozenset[str]") -> 
         done = True
         atexit.unregister(report)
         try:
+            seeds.end()
             changed, found = changes.end(), third_party(before, command)
             if list(sys.argv) != script.arguments(command):
                 changed[ARGUMENTS] = []
             content: Dict[str, object] = {"modules": found, "changed": changed}
+            content.update(afterSeed=seeds.imported_after(found))
             if not found:
                 return
         except Exception as error:  # noqa: BLE001 (the script may have replaced anything, and must not notice this)

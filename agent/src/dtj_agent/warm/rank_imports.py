@@ -40,7 +40,7 @@ def import_for(order: Mapping[str, Any], found: Learned, variables: RankVariable
     child.set_environment(order["kept"], {**order["own"], **order["changed"]})
     before, started, count = dict(os.environ), time.monotonic(), len(sys.modules)
     background.yield_processor(True)
-    with WatchedImports(True, found.changed, variables, known_arguments(found, order["command"])) as imports:
+    with WatchedImports(True, found, variables, known_arguments(found, order["command"])) as imports:
         bad = background.import_all(modules(found), imports, order["command"], report)
     if bad is not None:
         name, obstacle = bad

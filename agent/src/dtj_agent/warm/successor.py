@@ -75,7 +75,7 @@ def begin(
     report, started, before = ReportWriter(writer), time.monotonic(), len(sys.modules)
     background.yield_processor(True)
     adjustment = background.die_first()
-    with WatchedImports(False, found.changed, variables, known_arguments(found, command)) as imports:
+    with WatchedImports(False, found, variables, known_arguments(found, command)) as imports:
         bad = background.import_all(_modules(found, skipped), imports, command, report, announce)
     if bad is not None:
         name, obstacle = bad

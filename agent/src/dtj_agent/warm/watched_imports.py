@@ -29,8 +29,10 @@ from typing import (
 )
 
 from dtj_agent.warm import preload
+from dtj_agent.warm.learned import Learned
 from dtj_agent.warm.rank_variables import RankVariables
 from dtj_agent.warm.script_changes import importing
+from dtj_agent.warm.seeds import Seeds
 
 _SIGNALS = sorted(signal.valid_signals())
 
@@ -46,25 +48,21 @@ class WatchedImports:
     """A context in which `fetch` imports modules.
 
     `of_rank`: whether this process has the variables of one rank, and is not forked any more.
-    `changed`: see learned.Learned. `arguments`: those of the script; None if they are not known.
+    `found`: what was learned of the script. `arguments`: those of the script; None if they are not known.
     """
 
     def __init__(
-        self,
-        of_rank: bool,
-        changed: Mapping[str, Sequence[str]],
-        variables: RankVariables,
-        arguments: Optional[Sequence[str]],
+        self, of_rank: bool, found: Learned, variables: RankVariables, arguments: Optional[Sequence[str]]
     ) -> None:
         self._of_rank = of_rank
         self._sockets, self._shared = _sockets(), _shared_by_forks()
         self._state = _process_state()
-        self._numpy = _numpy_state()
+        self._numpy, self._drawn = _numpy_state(), random.getstate()
         self._argv, self._arguments = sys.argv, arguments
         self._expected = list(sys.argv if arguments is None else arguments)
         self._environ = os.environ  # which an import may replace
         self._class: Type[Any] = os.environ.__class__
-        self._changed = changed
+        self._changed, self._after_seed = found.changed, found.after_seed
         self._variables = variables
 
     def __enter__(self) -> WatchedImports:
@@ -72,11 +70,13 @@ class WatchedImports:
         _WatchedEnvironment.used, _WatchedEnvironment.stale = set(), set()
         _WatchedEnvironment.changed = self._changed
         os.environ.__class__ = _WatchedEnvironment
+        self._seeds = Seeds()
         return self
 
     def __exit__(
         self, kind: Optional[Type[BaseException]], error: Optional[BaseException], where: Optional[TracebackType]
     ) -> None:
+        self._seeds.end()
         self._environ.__class__ = self._class
         sys.argv = self._argv
 
@@ -101,11 +101,17 @@ class WatchedImports:
             return Obstacle("it changes the script's arguments when it is imported")
         # The import of numpy itself is the first that can be asked.
         self._numpy = self._numpy or _numpy_state()
-        if _process_state() != self._state or _numpy_state() != self._numpy:
-            what = "configures logging, signals or multiprocessing, or draws or seeds random numbers"
+        if _process_state() != self._state or _numpy_state() != self._numpy or self._seeds.called:
+            what = "configures logging, signals or multiprocessing, or seeds random numbers (or draws those of torch)"
             return Obstacle("it %s, when it is imported" % what)
+        before, self._drawn = self._drawn, random.getstate()
+        draws = before != self._drawn
+        if draws and name in self._after_seed:
+            return Obstacle("it draws random numbers when it is imported, and the script seeds them before")
         if self._of_rank:
             return None
+        if draws:
+            return Obstacle("it draws random numbers when it is imported, which ranks must not share", by_rank=True)
         if _shared_by_forks() - self._shared:
             return Obstacle("it creates a pipe, a lock or a temporary folder, which forks would share", by_rank=True)
         threads = preload.lasting_threads()
@@ -176,7 +182,7 @@ def _process_state() -> Tuple[object, ...]:
     handlers = [signal.getsignal(number) for number in _SIGNALS]
     context = getattr(sys.modules.get("multiprocessing.context"), "_default_context", None)
     method = getattr(context, "_actual_context", None)
-    return (list(root.handlers), root.level, root.manager.disable, handlers, method, random.getstate(), drawn)
+    return (list(root.handlers), root.level, root.manager.disable, handlers, method, drawn)
 
 
 def _numpy_state() -> Optional[List[int]]:
