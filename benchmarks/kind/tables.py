@@ -52,7 +52,8 @@ def _many(rows: Rows, circumstances: str) -> str:
         ])  # fmt: skip
     columns = {
         "pods of": "left", "trials": "right", "median s": "right", "worst s": "right",
-        **{f"beside {floor}": "right" for floor in FLOORS}, "most attempts": "right", "hangs": "right", "target": "left",
+        **{f"beside {floor}": "right" for floor in FLOORS},
+        "most attempts": "right", "hangs": "right", "target": "left",
     }  # fmt: skip
     return markdown(TITLES[MANY], columns, out, _phases(rows.get(many.OURS, [])), circumstances)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-LEARNED_SECONDS = 120.0
+LEARNED_SECONDS = 240.0
 """Longest wait for `has_learned`. A pod that can import nothing of the script's ahead never has."""
 LEARNED, LEFT_OUT = "imported for its next start", "warm process: no module"
 BY_RANK, AHEAD = "it is imported ahead for each rank", "imported ahead for each rank, in"
@@ -18,7 +19,8 @@ def has_learned(folder: Path, least: int = 0) -> bool:
     wait, because the warm process tries the others after it. `folder`: that of the trial. `least`: how many pods are
     known to report.
     """
-    reports = sum(1 for _ in folder.rglob("imports.json"))
+    # Not rglob(), which raises when a training removes a folder meanwhile.
+    reports = sum("imports.json" in files for _, _, files in os.walk(folder))
     return sum(map(_is_settled, _logs(folder))) >= max(reports, least)
 
 

@@ -54,7 +54,12 @@ def test_hang_counts_and_has_no_ratio() -> None:
 
 
 def test_ratio_is_taken_trial_by_trial() -> None:
-    trials = [lost(many.SAME_TEMPLATE, 10.0), lost(many.SAME_TEMPLATE, 20.0, 1), lost(many.OURS, 11.0), lost(many.OURS, 22.0, 1)]
+    trials = [
+        lost(many.SAME_TEMPLATE, 10.0),
+        lost(many.SAME_TEMPLATE, 20.0, 1),
+        lost(many.OURS, 11.0),
+        lost(many.OURS, 22.0, 1),
+    ]
     assert "| 1.10x |" in table(MANY, *trials)
 
 

@@ -140,8 +140,8 @@ def _is_whole(stateful_set: Object | None, pods: tuple[Object, ...], status: Obj
         return False
     uid = stateful_set["metadata"]["uid"]
     mine = [pod for pod in pods if any(each.get("uid") == uid for each in pod["metadata"].get("ownerReferences") or ())]
-    running = sum(map(_runs, mine))
-    return running >= stateful_set["spec"]["replicas"] and _ready(mine) >= status.get("readyReplicas", 0)
+    wanted: int = stateful_set["spec"]["replicas"]
+    return sum(map(_runs, mine)) >= wanted and _ready(mine) >= int(status.get("readyReplicas", 0))
 
 
 def _runs(pod: Object) -> bool:
