@@ -26,6 +26,10 @@ class WarmNeeds(NamedTuple):
     log_levels: Tuple[str, ...] = ()
     """Prefixes of those of them that change only what is logged. Imports ahead log as the pod's variables ask for."""
 
+    devices: Tuple[str, ...] = ()
+    """Values that are set once the framework has opened its devices, as MODULE:ATTRIBUTE. The script may have to join
+    the group before, so no import ahead may open them."""
+
     def to_json(self) -> str:
         """Returns the text that `from_json` reads."""
         return json.dumps(self)

@@ -23,14 +23,14 @@ def site(tmp_path: Path) -> Path:
     return folder
 
 
-def run(text: str, site: Path, tmp_path: Path) -> Any:
+def run(text: str, site: Path, tmp_path: Path, engine: str = "jax") -> Any:
     """Runs two attempts of two ranks, the second after the warm process has learned from the first, or has refused."""
     work, state = tmp_path / "work", tmp_path / "state"
     work.mkdir()
     state.mkdir()
     (work / "script.py").write_text(text)
     command, environ = ["python3", "-u", "script.py"], {"PYTHONPATH": str(site)}
-    return drive("learned", site, work, environ, folder=str(state), command=command, engine="jax")
+    return drive("learned", site, work, environ, folder=str(state), command=command, engine=engine)
 
 
 def test_second_attempt_finds_the_framework_of_the_first(site: Path, tmp_path: Path) -> None:
@@ -57,6 +57,28 @@ def test_variable_of_each_attempt_is_not_known_ahead(site: Path, tmp_path: Path)
     found = run(f"import reads\n{SCRIPT}", site, tmp_path)
     assert found["results"][1]["0"] == [0, "True False"]
     assert any("no module reads (it reads JAX_COORDINATOR_ADDRESS when" in line for line in found["logs"])
+
+
+OPENS = {
+    "jax": ("jax/_src/xla_bridge", "_backends = {}", "from jax._src import xla_bridge as x; x._backends['cpu'] = 1"),
+    "tensorflow": (
+        "tensorflow/python/eager/context",
+        "class _context: _context_handle = None",
+        "from tensorflow.python.eager import context as x; x._context._context_handle = 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("engine", OPENS)
+def test_package_that_opens_the_devices_is_left_to_the_script(engine: str, site: Path, tmp_path: Path) -> None:
+    """The script has to join its group before: `jax.distributed.initialize()` raises once they are open."""
+    module, text, opens = OPENS[engine]
+    (site / module).parent.mkdir(parents=True)
+    (site / f"{module}.py").write_text(text + "\n")
+    (site / "opens.py").write_text(opens + "\n")
+    found = run(f"import sys; print('opens' in sys.modules, end=' ')\n{SCRIPT}import opens\n", site, tmp_path, engine)
+    assert found["results"][1] == {"0": [0, "False True False"], "1": [0, "False True False"]}
+    assert any(f"no module opens (it has opened the devices of {engine})" in line for line in found["logs"])
 
 
 def test_imports_are_reported_once_they_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:

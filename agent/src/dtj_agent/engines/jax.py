@@ -47,5 +47,6 @@ WARM = WarmNeeds(
     import_time=(*COMPILER, "PYTHON", "LD_", "MALLOC_"),
     script_sets=COMPILER,
     log_levels=("TF_CPP_",),
+    devices=("jax._src.xla_bridge:_backends",),
 )
 ENGINE = Engine(environment, defaults, agent_store=False, rank_ports=False, warm=WARM)

@@ -34,5 +34,6 @@ WARM = WarmNeeds(
     import_time=(*LIBRARIES, "PYTHON", "LD_", "MALLOC_"),
     script_sets=LIBRARIES,
     log_levels=("TF_CPP_",),
+    devices=("tensorflow.python.eager.context:_context._context_handle",),
 )
 ENGINE = Engine(environment, defaults, agent_store=False, rank_ports=True, warm=WARM)

@@ -83,7 +83,8 @@ class WatchedImports:
     def fetch(self, name: str) -> Optional[Obstacle]:
         """Imports one module; returns why it can't stay."""
         raised = _import(name)
-        left = preload.open_accelerator() or _left_behind(self._sockets)
+        opened = preload.open_accelerator() or _open_devices(self._variables.needs.devices)
+        left = opened or _left_behind(self._sockets)
         if left is not None:
             return Obstacle(left)
         used = _WatchedEnvironment.used
@@ -133,6 +134,18 @@ def _import(name: str) -> Optional[str]:
         return "raises when it is imported (%s)" % str(error)[:200]
     except BaseException as error:  # noqa: BLE001 (an import may raise anything, SystemExit too)
         return "raises when it is imported (%s: %s)" % (type(error).__name__, str(error)[:200])
+    return None
+
+
+def _open_devices(values: Sequence[str]) -> Optional[str]:
+    """Returns which framework has opened its devices. `values`: see warm_needs.WarmNeeds.devices."""
+    for each in values:
+        module, _, attributes = each.partition(":")
+        value: Any = sys.modules.get(module)
+        for name in attributes.split("."):
+            value = getattr(value, name, None)
+        if value:
+            return "it has opened the devices of %s" % module.partition(".")[0]
     return None
 
 
