@@ -15,13 +15,12 @@ from benchmarks.recovery import processes
 from benchmarks.recovery.arms import LOOPBACK, RANKS, Group, Ours, free_port
 from benchmarks.recovery.learning import has_learned
 from benchmarks.recovery.trials import NeverStartedError, wait
+from dtj_agent import engines
 
 HERE = Path(__file__).parent
 BUILD = HERE.parents[1] / "build"
 STEP_SECONDS = 0.05
 HEAD_SECONDS = 60.0
-WARM = ("horovod", "deepspeed", "jax", "tensorflow")
-"""The engines with a warm process."""
 RAY = ("-m", "ray.scripts.scripts", "start")
 # Those of engine `ray`: the nodes share a machine, so the kernel chooses the ports of Ray's workers.
 RAY_FLAGS = (f"--node-ip-address={LOOPBACK}", "--disable-usage-stats", "--min-worker-port=0", "--max-worker-port=0")
@@ -92,7 +91,7 @@ class OurEngine(Launched, Ours):
 
     def is_settled(self) -> bool:
         """Returns whether the warm processes have imported what they can of the script's, where the engine has them."""
-        return self.ENGINE not in WARM or has_learned(self.folder, least=self.pods)
+        return engines.load(self.ENGINE).warm is None or has_learned(self.folder, least=self.pods)
 
 
 def ours(name: str) -> Callable[[], Launched]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from dtj_contract.names import Reason
 from dtj_core.plan import pod_waits
 from dtj_core.plan.avoided_nodes import why_avoided
 from dtj_core.plan.container_oom import OOM_KILLED, describe, last_oom_kill
-from dtj_core.plan.job import Job
+from dtj_core.plan.job import Job, is_owned
 from dtj_core.plan.model import Object, Observed
 from dtj_core.plan.outcome import JobResult
 from dtj_core.plan.pod_waits import Cause
@@ -46,9 +47,13 @@ def current_pods(job: Job, observed: Observed) -> tuple[Object, ...]:
     """
     if observed.stateful_set is None or not job.owns(observed.stateful_set):
         return ()
-    uid = observed.stateful_set["metadata"]["uid"]
-    mine = [p for p in observed.pods if any(o.get("uid") == uid for o in p["metadata"].get("ownerReferences") or ())]
-    return tuple(sorted(mine, key=ordinal))
+    return tuple(sorted(pods_of(observed.stateful_set, observed.pods), key=ordinal))
+
+
+def pods_of(stateful_set: Object, pods: Iterable[Object]) -> list[Object]:
+    """Returns those of `pods` that this very StatefulSet owns."""
+    uid = stateful_set["metadata"]["uid"]
+    return [pod for pod in pods if is_owned(pod, uid)]
 
 
 def ordinal(pod: Object) -> int:

@@ -9,6 +9,7 @@ from dtj_core.plan import runtimes
 from dtj_core.plan.conditions import is_finished
 from dtj_core.plan.job_status import has_started
 from dtj_core.plan.model import Object, Observed
+from dtj_core.plan.pods import pods_of
 from dtj_core.plan.workload import flavors_of, is_admitted, is_evicted
 from dtj_operator import errors
 from dtj_operator.following.listeners import AgentListeners
@@ -138,8 +139,7 @@ def _is_whole(stateful_set: Object | None, pods: tuple[Object, ...], status: Obj
     """Returns whether all pods of the set run, and as many are ready as `status` counts."""
     if stateful_set is None:
         return False
-    uid = stateful_set["metadata"]["uid"]
-    mine = [pod for pod in pods if any(each.get("uid") == uid for each in pod["metadata"].get("ownerReferences") or ())]
+    mine = pods_of(stateful_set, pods)
     wanted: int = stateful_set["spec"]["replicas"]
     return sum(map(_runs, mine)) >= wanted and _ready(mine) >= int(status.get("readyReplicas", 0))
 
