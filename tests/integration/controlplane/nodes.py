@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hack.cluster.controlplane import ControlPlane
-from tests.integration.controlplane.support import change, wait_until
+from tests.integration.controlplane.support import Objects, change, wait_until
 
 NODES = "/api/v1/nodes"
 READY = {"type": "Ready", "status": "True", "reason": "Test", "message": "as the test wants"}
@@ -24,3 +24,13 @@ def create_node(plane: ControlPlane, name: str, *, cpus: int, labels: Mapping[st
     change(plane, f"{NODES}/{name}", report, "/status")
     # The API server taints each new node, and the controller manager takes the taint off a ready one.
     wait_until(f"{name} takes pods", lambda: not plane.request("GET", f"{NODES}/{name}")["spec"].get("taints"))
+
+
+def place(objects: Objects, pod: str, node: str) -> str:
+    """Places a pod on a node as the scheduler would, and returns its uid. The node need not exist.
+
+    A pod without a node does not terminate: the API server removes it at once.
+    """
+    binding = {"metadata": {"name": pod}, "target": {"kind": "Node", "name": node}}
+    objects.plane.request("POST", objects.path("pods", pod) + "/binding", binding)
+    return str(objects.get("pods", pod)["metadata"]["uid"])

@@ -9,18 +9,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tests.integration.controlplane.nodes import place
 from tests.integration.controlplane.support import Agents, Objects, Operator, running, wait_until
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 GPU = {"key": "gpu", "operator": "In", "values": ["h200"]}
 ZONE = {"key": "zone", "operator": "Exists"}
-
-
-def bind(objects: Objects, pod: str, node: str) -> str:
-    """Places a pod on a node as the scheduler would, and returns its uid."""
-    binding = {"metadata": {"name": pod}, "target": {"kind": "Node", "name": node}}
-    objects.plane.request("POST", objects.path("pods", pod) + "/binding", binding)
-    return str(objects.get("pods", pod)["metadata"]["uid"])
 
 
 def test_pod_is_recreated_away_from_its_node_and_the_others_stay(
@@ -34,7 +28,7 @@ def test_pod_is_recreated_away_from_its_node_and_the_others_stay(
     affinity = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}
     job = run_job(template={"spec": {"affinity": affinity, "containers": [{"name": "trainer"}]}})
     uid = job["metadata"]["uid"]
-    healthy, suspect = bind(objects, "j-0", "w0"), bind(objects, "j-1", "w1")
+    healthy, suspect = place(objects, "j-0", "w0"), place(objects, "j-1", "w1")
     failures = [
         {
             "attempt": attempt, "rank": 1, "ordinal": 1, "pod": "j-1", "node": "w1", "reason": "WorkerFailed",

@@ -13,6 +13,7 @@ from dtj_core.plan.agent_keys import agent_key
 from dtj_core.plan.model import Settings
 from hack.cluster.controlplane import ControlPlane
 from tests.integration.controlplane.kubelet import Kubelet
+from tests.integration.controlplane.nodes import place
 from tests.integration.controlplane.support import MASTER_KEY, Agents, Objects, Operator, running, wait_until
 
 NEW_KEY = b"fedcba9876543210fedcba9876543210"
@@ -70,8 +71,7 @@ def test_replaced_master_key_restarts_the_operator_and_no_job(
     plane.request("DELETE", objects.path("secrets", "j-dtj-agent"))
     plane.request("DELETE", objects.path("pods", "j-1"))
     wait_until("another pod", lambda: (p := objects.get("pods", "j-1")) and p["metadata"]["uid"] not in before)
-    binding = {"metadata": {"name": "j-1"}, "target": {"kind": "Node", "name": "w1"}}
-    plane.request("POST", objects.path("pods", "j-1") + "/binding", binding)
+    place(objects, "j-1", "w1")
     wait_until("the Secret is back for the pod that comes back", lambda: objects.get("secrets", "j-dtj-agent"))
     assert key_of(objects, "j") == derived(MASTER_KEY, job), "the other agents know no other key"
     assert len(before & {pod["metadata"]["uid"] for pod in objects.list("pods")}) == 1, "no pod but the deleted one"

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.integration.controlplane.kubelet import Kubelet
+from tests.integration.controlplane.nodes import NODES, place
 from tests.integration.controlplane.support import Agents, Objects, Operator, change, wait_until
 
 IMPATIENT = (str(Path(__file__).parent / "impatient.py"),)
-NODES = "/api/v1/nodes"
 # The garbage collector runs every 20 s, and waits 40 s until it considers a node gone.
 GARBAGE_COLLECTOR_SECONDS = 240
 
@@ -67,13 +67,8 @@ def test_pod_on_a_dead_node_is_deleted_once_confirmed(
 ) -> None:
     operator = start_operator(program=IMPATIENT).ready()
     run_job()
-    pod = objects.get("pods", "j-1")
-    kubelet.held = {pod["metadata"]["uid"]}
-    objects.plane.request(
-        "POST",
-        objects.path("pods", "j-1") + "/binding",
-        {"metadata": {"name": "j-1"}, "target": {"kind": "Node", "name": node}},
-    )
+    uid = place(objects, "j-1", node)
+    kubelet.held = {uid}
     agents.statuses.clear()  # pod 0's agent only waits for its peer
     objects.plane.request("DELETE", objects.path("pods", "j-1"), {"gracePeriodSeconds": 1})
     waits = wait_until(
@@ -82,13 +77,11 @@ def test_pod_on_a_dead_node_is_deleted_once_confirmed(
         timeout=60,
     )
     assert node in waits["message"]
-    assert objects.get("pods", "j-1")["metadata"]["uid"] == pod["metadata"]["uid"], (
-        "two pods of one name could write at once"
-    )
+    assert objects.get("pods", "j-1")["metadata"]["uid"] == uid, "two pods of one name could write at once"
     confirm(objects, node)
     wait_until(
         "another pod is there",
-        lambda: (new := objects.get("pods", "j-1")) and new["metadata"]["uid"] != pod["metadata"]["uid"],
+        lambda: (new := objects.get("pods", "j-1")) and new["metadata"]["uid"] != uid,
         timeout=GARBAGE_COLLECTOR_SECONDS,
     )
     deleted = [

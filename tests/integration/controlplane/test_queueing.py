@@ -13,6 +13,7 @@ import pytest
 from hack.cluster.controlplane import ControlPlane
 from tests.integration.controlplane import kueue
 from tests.integration.controlplane.kubelet import Kubelet
+from tests.integration.controlplane.nodes import place
 from tests.integration.controlplane.support import Agents, Objects, Operator, running, wait_until
 
 Start = Callable[..., Operator]
@@ -72,9 +73,12 @@ def test_quota_is_kept_by_the_job_and_given_back_after_its_last_pod(
 
     wait_until("the group is reported ready", lambda: kueue.is_true(load_now(), "PodsReady"))
 
-    kubelet.held |= {pod["metadata"]["uid"] for pod in objects.list("pods")}
+    kubelet.held |= {place(objects, pod, "w1") for pod in ("j-0", "j-1")}
     set_status(plane, namespace, "j", None, Evicted=(True, "Preempted"))
-    wait_until("the pods terminate", lambda: all("deletionTimestamp" in p["metadata"] for p in objects.list("pods")))
+    wait_until(
+        "both pods terminate",
+        lambda: ["deletionTimestamp" in p["metadata"] for p in objects.list("pods")] == [True] * 2,
+    )
     wait_until("the status names the eviction", lambda: objects.reason("j") == "EvictedByQueue")
     assert kueue.is_true(load_now(), "QuotaReserved"), "pods that terminate still use the quota"
     kubelet.held.clear()

@@ -11,6 +11,7 @@ from typing import Any
 
 from dtj_contract import names
 from tests.integration.controlplane.kubelet import Kubelet
+from tests.integration.controlplane.nodes import place
 from tests.integration.controlplane.support import (
     Agents,
     Objects,
@@ -32,9 +33,7 @@ def test_stuck_pod_is_replaced_although_its_kubelet_cannot_stop_it(
     uid = run_job()["metadata"]["uid"]
     before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in objects.list("pods")}
     kubelet.held = set(before.values())
-    # A deleted pod on a node waits for its kubelet; a pod without a node would be gone at once.
-    binding = {"metadata": {"name": "j-1"}, "target": {"kind": "Node", "name": "w1"}}
-    objects.plane.request("POST", objects.path("pods", "j-1") + "/binding", binding)
+    place(objects, "j-1", "w1")
     message = "the workers of pod j-1 can't be killed; the pod must be replaced: processes 7 do not die of SIGKILL"
     failure = {
         "attempt": 1,
@@ -83,8 +82,7 @@ def test_deleted_secret_is_recreated_with_its_key_for_a_new_pod(
         "another pod",
         lambda: (p := objects.get("pods", "j-1")) and p["metadata"]["uid"] != pod["metadata"]["uid"] and p,
     )
-    binding = {"metadata": {"name": "j-1"}, "target": {"kind": "Node", "name": "w1"}}
-    objects.plane.request("POST", objects.path("pods", "j-1") + "/binding", binding)
+    place(objects, "j-1", "w1")
     again = wait_until("the Secret exists again", lambda: objects.get("secrets", "j-dtj-agent"))
     assert again["metadata"]["uid"] != secret["metadata"]["uid"]
     assert again["data"] == secret["data"], "the pods that run have the same key"

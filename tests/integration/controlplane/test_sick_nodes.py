@@ -13,6 +13,7 @@ import pytest
 from dtj_contract.operator_message import LostPod
 from dtj_operator import rbac
 from hack.cluster.controlplane import ControlPlane
+from tests.integration.controlplane.nodes import place
 from tests.integration.controlplane.support import (
     SERVICE_ACCOUNT,
     Agents,
@@ -73,13 +74,6 @@ def nodes(plane: ControlPlane, namespace: str) -> Iterator[Callable[[int], Nodes
 
 def may_read_nodes(plane: ControlPlane, namespace: str) -> None:
     bind(plane, None, f"{namespace}-nodes", rbac.rules(rbac.NODE_RULES), (namespace, SERVICE_ACCOUNT))
-
-
-def place(objects: Objects, pod: str, node: str) -> str:
-    """Places a pod on a node as the scheduler would, and returns its uid."""
-    binding = {"metadata": {"name": pod}, "target": {"kind": "Node", "name": node}}
-    objects.plane.request("POST", objects.path("pods", pod) + "/binding", binding)
-    return str(objects.get("pods", pod)["metadata"]["uid"])
 
 
 def moved(objects: Objects, pod: str, uid: str) -> Any:
