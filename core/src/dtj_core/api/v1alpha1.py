@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
@@ -29,8 +30,7 @@ from dtj_core.api.update_rules import REPLICAS, fixed, immutable
 
 __all__ = ["DistributedTrainingJob", "Spec", "find_trainer_container"]
 
-# The label controller-revision-hash of pods holds the StatefulSet's name and a hash of 10; label
-# values end at 63.
+# The label controller-revision-hash of pods has the StatefulSet's name and a hash of 10, in at most 63 characters.
 NAME_LENGTH = 52
 # Pattern of a Service name, the strictest one of the children.
 NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
@@ -279,7 +279,7 @@ class Spec(Model):
         """The raw pod template with the shorthands in it, except for the image."""
         return shorthands.merge(self)
 
-    @property
+    @cached_property
     def trainer(self) -> dict[str, Any]:
         """The raw trainer container with the shorthands in it; {} if neither names anything."""
         return find_trainer_container(self.merged_template)
@@ -320,7 +320,7 @@ class Spec(Model):
             return "nccl" if self.gpus else "gloo"
         return self.backend
 
-    @property
+    @cached_property
     def launch(self) -> launcher.Unwrapped | None:
         """Command of a rank without the launcher that the job names; None if there is none to take out."""
         return launcher.unwrap(self.written_command, None if self.elastic is not None else self.replicas)

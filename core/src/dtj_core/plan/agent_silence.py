@@ -53,9 +53,9 @@ def set_unreachable(
     job: Job, observed: Observed, report: Report | None, status: Object, conditions: Conditions
 ) -> Object:
     """Returns `status` with the condition, or without it."""
-    pods = current_pods(job, observed)
-    may_answer = not job.spec.suspend and any(is_running(pod, job.trainer_container) for pod in pods)
-    if report is not None or not may_answer:
+    if report is not None or job.spec.suspend:
+        return remove_condition(status, names.AGENT_UNREACHABLE)
+    if not any(is_running(pod, job.trainer_container) for pod in current_pods(job, observed)):
         return remove_condition(status, names.AGENT_UNREACHABLE)
     if observed.agent_silent_seconds < UNREACHABLE_SECONDS:
         return status

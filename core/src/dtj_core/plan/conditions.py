@@ -46,7 +46,11 @@ class Conditions:
 
 
 def find_condition(status: Object, kind: str) -> Object | None:
-    return next((c for c in status.get("conditions") or () if c.get("type") == kind), None)
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == kind:
+            found: Object = condition
+            return found
+    return None
 
 
 def is_true(status: Object, kind: str) -> bool:

@@ -23,6 +23,8 @@ BY_KUBELET = "TerminationByKubelet"
 # A container's last state stays until the container ends again; by then its cause is that of no new loss.
 KILL_SECONDS = 120.0
 
+_DEFAULT = RestartSettings()
+
 
 def operator_message(job: Object, pods: Iterable[Object], now: float) -> OperatorMessage:
     """Returns the message. `job`: as stored, by any version of the CRD. `pods`: those of its StatefulSet."""
@@ -33,15 +35,14 @@ def operator_message(job: Object, pods: Iterable[Object], now: float) -> Operato
 
 
 def _budget(job: Object) -> RestartBudget | None:
-    default = RestartSettings()
     stored = (job.get("spec") or {}).get("restart") or {}
     return RestartBudget.from_json(
         {
             "generation": job["metadata"].get("generation"),
-            "maxRestarts": stored.get("maxRestarts", default.max_restarts),
-            "windowSeconds": stored.get("windowSeconds", default.window_seconds),
+            "maxRestarts": stored.get("maxRestarts", _DEFAULT.max_restarts),
+            "windowSeconds": stored.get("windowSeconds", _DEFAULT.window_seconds),
             "maxRestartsWithoutProgress": stored.get(
-                "maxRestartsWithoutProgress", default.max_restarts_without_progress
+                "maxRestartsWithoutProgress", _DEFAULT.max_restarts_without_progress
             ),
             "checkpointKeep": (job["spec"].get("checkpoint") or {}).get("keep"),
         }

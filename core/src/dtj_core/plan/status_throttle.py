@@ -48,8 +48,10 @@ def throttle_status_writes(
     times = [wanted.requeue_after, until_deadline if "startTime" in new else None]
     stamp = {"lastUpdateTime": old["lastUpdateTime"]} if "lastUpdateTime" in old else {}
     is_urgent = unthrottled_fields(old) != unthrottled_fields(new)
-    pause = 0.0 if is_urgent else _pause(old, new, now, settings)
-    is_in_pace = _is_progress(old, new, now) and _until_progress(old, now, settings) == 0
+    is_significant = significant_fields(old) != significant_fields(new)
+    is_progress = not is_significant and _is_progress(old, new, now)
+    pause = 0.0 if is_urgent else _pause(old, new, is_significant, is_progress, now, settings)
+    is_in_pace = is_progress and _until_progress(old, now, settings) == 0
     cost = 0.0 if not is_urgent and is_in_pace else 1.0
     if new | stamp == old:
         status = old
@@ -66,16 +68,16 @@ def throttle_status_writes(
     )
 
 
-def _pause(old: Object, new: Object, now: float, settings: Settings) -> float:
+def _pause(old: Object, new: Object, is_significant: bool, is_progress: bool, now: float, settings: Settings) -> float:
     """Returns the seconds until `new` may be written.
 
     A clock that was set back does not add to them.
     """
-    if significant_fields(old) != significant_fields(new):
+    if is_significant:
         return max(0.0, 1.0 - _tokens(old, now)) * WRITE_SECONDS
     if _is_clock(old, new):
         return _until(old, now, max(CLOCK_SECONDS, settings.progress_write_seconds))
-    if not _is_progress(old, new, now):
+    if not is_progress:
         return 0.0
     is_due = _is_outdated(old, new, settings) or _has_first_figures(old, new)
     if is_due and _tokens(old, now) >= WRITE_BURST / 2:
@@ -118,12 +120,10 @@ def _has_first_figures(old: Object, new: Object) -> bool:
 
 
 def _is_progress(old: Object, new: Object, now: float) -> bool:
-    """Returns whether `new` waits for the next write of mere progress.
+    """Returns whether `new`, which has no significant change, waits for the next write of mere progress.
 
     A warning does too while the bucket is less than half full.
     """
-    if significant_fields(old) != significant_fields(new):
-        return False
     return _event_time(old) == _event_time(new) or _tokens(old, now) < WRITE_BURST / 2
 
 
