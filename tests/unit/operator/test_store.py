@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -136,6 +137,22 @@ def test_deleted_object_does_not_come_back_with_late_events_or_lists() -> None:
     assert not pods._deleted, "nothing is remembered once the watch has shown the end"
 
 
+def test_event_that_shows_a_known_version_is_not_trimmed_again() -> None:
+    trimmed: list[Any] = []
+
+    def trim(obj: Any) -> Any:
+        trimmed.append(obj)
+        return obj
+
+    jobs = Table(replace(next(kind for kind in KINDS if kind.resource is JOB), trim=trim))
+    metadata = {"namespace": "ns", "name": "j", "uid": "u", "resourceVersion": "7"}
+    jobs.answer({"metadata": metadata})
+    assert jobs.event(None, MODIFIED, {"metadata": metadata}) == set()
+    assert len(trimmed) == 1
+    newer = {"metadata": metadata | {"resourceVersion": "8"}, "status": {"phase": "Running"}}
+    assert jobs.event(None, MODIFIED, newer) == {KEY}
+
+
 def test_list_without_a_deleted_object_ends_the_memory_of_it() -> None:
     pods = table()
     pods.replace(None, [pod(5)], "10")
@@ -153,7 +170,7 @@ def test_job_is_known_by_its_own_name_and_its_child_by_the_label() -> None:
     store.tables[STATEFUL_SET].event(None, ADDED, labelled)
     store.tables[POD].event(None, ADDED, pod(3))
     assert (store.job(KEY) or {})["metadata"] == metadata
-    assert store.child(STATEFUL_SET, KEY) is labelled
+    assert (store.child(STATEFUL_SET, KEY) or {})["metadata"] == labelled["metadata"]
     assert [each["metadata"]["name"] for each in store.pods(KEY)] == ["j-0"]
     assert store.jobs() == [store.job(KEY)]
     assert store.child(STATEFUL_SET, ("ns", "k")) is None

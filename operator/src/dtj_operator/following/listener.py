@@ -22,6 +22,8 @@ UNSETTLED_SECONDS = 5.0
 """Longest wait while the leader does not lead a running attempt: another agent may lead by now."""
 POLL_SECONDS = 2.0
 """Between two requests to an agent of a version that answers at once."""
+PACK_BYTES = 1024
+"""Shorter pages are stored as they are: most of them report progress alone, in 0.5 KiB."""
 DROPPED = b""
 """Stands for a page that is no longer believed."""
 
@@ -119,7 +121,7 @@ class Listener:
     def heard(self) -> Heard:
         """Returns what is known now."""
         if self._page is not None:
-            return Heard(page=json.loads(zlib.decompress(self._page)), is_known=True)
+            return Heard(page=_unpacked(self._page), is_known=True)
         silence = self._client.silence(self.wanted.job)
         if silence is None:
             return Heard(is_known=self._published != (None, False))
@@ -193,7 +195,7 @@ class Listener:
         self._page = self._source = digest = None
         if answer is not None and (pod := self._pod(answer.pod)) is not None:
             page = slim(answer.page)
-            self._page = zlib.compress(json.dumps(page).encode(), 1)
+            self._page = _packed(page)
             self._source = answer.pod, agent_identity(pod)
             digest = hashlib.sha256(json.dumps(without_clock(page)).encode()).digest()
         published = digest, answer is None
@@ -215,6 +217,17 @@ class Listener:
                 await self._woken.wait()
         except TimeoutError:
             pass
+
+
+def _packed(page: Object) -> bytes:
+    """Returns the page as JSON, compressed where that saves more than the time is worth."""
+    text = json.dumps(page).encode()
+    return text if len(text) < PACK_BYTES else zlib.compress(text, 1)
+
+
+def _unpacked(packed: bytes) -> Object:
+    page: Object = json.loads(packed if packed.startswith(b"{") else zlib.decompress(packed))
+    return page
 
 
 def _identities(pods: Sequence[Object], name: str = "") -> list[tuple[str, tuple[object, ...]]]:

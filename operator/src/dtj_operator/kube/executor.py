@@ -350,15 +350,21 @@ def same_status(one: Object, other: Object) -> bool:
 
     Keys without a value don't count either, because the API server drops them.
     """
-    return bool(_canonical(one) == _canonical(other))
+    fields = (one.keys() | other.keys()) - {"lastUpdateTime"}  # the time of the write itself
+    return all(_same_field(name, one.get(name), other.get(name)) for name in fields)
 
 
-def _canonical(status: Object) -> Any:
-    status = without_none(status)
-    status.pop("lastUpdateTime", None)  # the time of the write itself
-    if "conditions" in status:
-        status["conditions"] = sorted(status["conditions"], key=lambda condition: str(condition["type"]))
-    return status
+def _same_field(name: str, one: Any, other: Any) -> bool:
+    if one == other:
+        return True
+    first, second = without_none(one), without_none(other)
+    if name == "conditions":
+        return sorted(first or (), key=_kind_of) == sorted(second or (), key=_kind_of)
+    return bool(first == second)
+
+
+def _kind_of(condition: Object) -> str:
+    return str(condition["type"])
 
 
 def without_none(value: Any) -> Any:

@@ -160,6 +160,6 @@ class Reflector:
             self._table.advance(self._scope, int(version) if version.isdecimal() else 0)
         else:
             self._observer.watch_event(self._kind.resource.plural)
-            changed = self._table.event(self._scope, kind, self._kind.trim(obj))
+            changed = self._table.event(self._scope, kind, obj)
         self.state.advanced(version)
         return changed

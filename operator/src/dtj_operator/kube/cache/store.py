@@ -141,11 +141,12 @@ class Table:
         return {key for each in known if scope in (None, _own_key(each)[0]) for key in self._remove(each)}
 
     def event(self, scope: str | None, kind: str, obj: Object) -> set[Key]:
-        """Takes over a watch event: ADDED, MODIFIED or DELETED."""
+        """Takes over a watch event: ADDED, MODIFIED or DELETED. `obj`: as the API server sends it."""
         version, own = version_of(obj), _own_key(obj)
         self.advance(scope, version)
         if kind != "DELETED":
-            return self._put(obj)
+            # Most events of jobs show our own writes, whose answers are here already.
+            return set() if self._has(own, version) else self._put(self.kind.trim(obj))
         self._deleted.pop(obj["metadata"]["uid"], None)
         known = self._find(own)
         if known is None or (version and version_of(known) > version):
@@ -178,7 +179,7 @@ class Table:
         known = self._find(own)
         if obj["metadata"]["uid"] in self._deleted:
             return set()
-        if known is not None and version_of(known) >= version_of(obj) > 0:
+        if self._has(own, version_of(obj)):
             return set()
         if key is None:  # the label that names the job was removed
             return self._remove(known) if known is not None else set()
@@ -189,6 +190,11 @@ class Table:
         if own[1] != key[1]:
             self._jobs[own] = key[1]
         return changed
+
+    def _has(self, own: Key, version: int) -> bool:
+        """Returns whether the object is stored in this version or a newer one."""
+        known = self._find(own)
+        return known is not None and version_of(known) >= version > 0
 
     def _remove(self, known: Object) -> set[Key]:
         key, own = self._job_of(known), _own_key(known)
