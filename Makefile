@@ -39,19 +39,22 @@ cluster-ready:
 .PHONY: test-fast
 test-fast: venv ## run the tests without a cluster: planners, agents as real processes, training with gloo
 	@$(CLUSTER) bin helm >/dev/null  # built before any test's deadline runs
-	@$(TESTS) fast $(SPREAD) --durations=15 -- -m "not controlplane and not e2e" tests
+	@$(TESTS) fast $(SPREAD) --durations=15 -- -m "not controlplane and not e2e and not thorough" tests
 
 .PHONY: test-controlplane
 test-controlplane: venv ## run the tests on a real control plane: etcd, kube-apiserver, kube-controller-manager
 	@$(CLUSTER) bin >/dev/null
-	@$(TESTS) controlplane $(SPREAD) --durations=5 -- -m controlplane tests/integration tests/unit/client
+	@$(TESTS) controlplane $(SPREAD) --durations=5 -- -m "controlplane and not thorough" tests/integration tests/unit/client
 
 .PHONY: test-e2e
 test-e2e: venv cluster-ready ## run the tests on kind: install the chart, kill real pods
-	@$(TESTS) e2e --durations=30 -- -s -m e2e tests/e2e tests/integration
+	@$(TESTS) e2e --durations=30 -- -s -m "e2e and not thorough" tests/e2e tests/integration
 
 .PHONY: test-long
 test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults, 10,000 specs, frameworks, engines, Kueue, schedulers, policies, the dashboard, the terraform modules, sweeps that are killed, here and on kind, another torch and Kubernetes
+	@DTJ_MUTATIONS_EVERY=1 $(PY) -m pytest -q -n 2 tests/unit/agent/test_mutations.py tests/unit/operator/test_operator_mutations.py
+	@DTJ_SAVE_KILLS=100 $(PY) -m pytest -q tests/unit/trainer/test_kills.py
+	@$(PY) -m pytest -q -n 2 --dist loadfile -m "thorough and not controlplane and not e2e" tests
 	@DTJ_SIMULATOR_SEEDS=$(or $(SEEDS),100000) $(PY) -m pytest -q -n 2 tests/unit/agent/test_simulator.py
 	@DTJ_PLANNER_SEEDS=$(or $(PLANNER_SEEDS),20000) $(PY) -m pytest -q -n 2 tests/unit/operator/test_simulator.py
 	@for group in plain spare elastic; do $(PY) -m tests.chaos --slow --faults $(or $(FAULTS),300) --group $$group || exit 1; done
@@ -61,6 +64,8 @@ test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults,
 	@$(CLUSTER) bin >/dev/null && $(CLUSTER) bin kueue kstatus coscheduling kube-scheduler >/dev/null
 	@$(PY) -m pytest -q tests/integration/controlplane/on_kueue.py tests/integration/controlplane/on_gang.py \
 	  tests/integration/controlplane/on_kstatus.py tests/integration/controlplane/on_upgrade.py
+	@$(PY) -m pytest -q -m "thorough and controlplane" tests/integration
+	@DTJ_LEADER_ENDS=20 $(PY) -m pytest -q -k end_at_random tests/integration/controlplane/test_leader_election.py
 	@if [ "$${VOLCANO_SOURCE:-}" ]; then $(MAKE) --no-print-directory test-volcano; \
 	  else echo "make test-volcano was not run: VOLCANO_SOURCE names no checkout of Volcano"; fi
 	@DTJ_SPECS=$(or $(SPECS),10000) $(PY) -m pytest -q tests/integration/controlplane/test_conformance.py

@@ -68,6 +68,7 @@ def agents_only(group: Group) -> str:
     return "\n".join(line for line in group.output().splitlines() if line.startswith("[agent]"))
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 def test_full_shared_memory_turns_snapshots_off_and_the_group_recovers() -> None:
     """Each agent has a /dev/shm of its own with 64 KiB, in a mount namespace."""
@@ -81,6 +82,7 @@ def test_full_shared_memory_turns_snapshots_off_and_the_group_recovers() -> None
         check_end(group)
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 def test_snapshots_are_resumed_from_unless_they_are_damaged() -> None:
     with running(TORCH) as group:

@@ -52,7 +52,8 @@ def allow(objects: Objects, node: str) -> None:
 
 @pytest.mark.parametrize(
     ("confirm", "by_operator"),
-    [(taint, False), (delete, False), (allow, True)],
+    # The garbage collector takes a minute and a half to miss a node.
+    [(taint, False), pytest.param(delete, False, marks=pytest.mark.thorough), (allow, True)],
     ids=["taint", "node deleted", "Always"],
 )
 def test_pod_on_a_dead_node_is_deleted_once_confirmed(

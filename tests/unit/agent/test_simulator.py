@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.agent.simulator import World
 
-SEEDS = int(os.environ.get("DTJ_SIMULATOR_SEEDS", "2000"))
+SEEDS = int(os.environ.get("DTJ_SIMULATOR_SEEDS", "800"))
 FIRST = int(os.environ.get("DTJ_SIMULATOR_FIRST_SEED", "0"))
 BATCHES = 12
 

@@ -24,6 +24,7 @@ def short_trial() -> None:
         assert list(rows) == installed()
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 def test_all_arms_have_the_same_losses(tmp_path: Path) -> None:
     finished(2, short_trial, tmp_path)

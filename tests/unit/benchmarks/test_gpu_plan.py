@@ -26,6 +26,7 @@ ROWS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 def test_every_table_has_all_its_rows_with_finite_numbers(tmp_path: Path) -> None:
     out = tmp_path / "results.json"

@@ -217,6 +217,7 @@ def ranks(folder: Path) -> list[int]:
     return [pid for pid, environ in processes.tagged("bench-") if environ.get(FOLDER) == str(folder)]
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 def test_killed_bench_continues_after_its_last_trial(tmp_path: Path) -> None:
     flags = ["--strategy", "ddp", "--arm", "ours", "--world", "1,2"]
@@ -299,6 +300,7 @@ def test_namespaces_of_a_process_that_is_gone_are_swept() -> None:
         assert link.owner() in link.existing()
 
 
+@pytest.mark.thorough
 @needs_links
 @pytest.mark.torch
 def test_ranks_on_two_nodes_train_over_the_link(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def outputs(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*/*") if path.parent.name != "logs"}
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 @pytest.mark.timeout(600)
 def test_trained_model_is_exported_and_a_killed_inference_ends_with_the_same_outputs(
@@ -125,6 +126,7 @@ def test_trained_model_is_exported_and_a_killed_inference_ends_with_the_same_out
     assert 29 <= len(computed) <= 31, "one shard of each rank, at most, is computed twice"
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 @pytest.mark.timeout(600)
 def test_killed_rank_continues_its_run_in_mlflow(start: Callable[..., LocalRun], tmp_path: Path) -> None:

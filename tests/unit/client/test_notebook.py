@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[3]
 NOTEBOOK = ROOT / "examples/first-job.ipynb"
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 @pytest.mark.timeout(300)
 def test_notebook_executes_and_prints_what_it_has_kept() -> None:

@@ -31,6 +31,7 @@ def hanging() -> dict[str, Any]:
     return document
 
 
+@pytest.mark.thorough
 def test_trials_that_hang_fail_and_the_sweep_ends(tmp_path: Path) -> None:
     run = TuneRun(tmp_path, hanging())
     try:

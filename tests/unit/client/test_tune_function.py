@@ -39,6 +39,7 @@ def test_a_function_that_another_process_can_not_find_is_rejected() -> None:
         function.tune(function_trial.main, {"x": {"type": "real"}})  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(3 * LONG)
 def test_a_script_tunes_its_own_function(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "3", "search"]

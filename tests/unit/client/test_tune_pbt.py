@@ -95,6 +95,7 @@ def population(folder: Path) -> TuneRun:
     return TuneRun(folder, sweep(trials=3 * SIZE, parallel=SIZE, algorithm=algorithm))
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(4 * LONG)
 def test_generations_start_from_better_checkpoints_and_a_kill_changes_nothing(tmp_path: Path) -> None:
     calm, killed = population(tmp_path / "calm"), population(tmp_path / "killed")

@@ -54,6 +54,7 @@ def test_a_sweep_runs_each_trial_once_and_exports_the_best(tuning: Begin) -> Non
     assert run.starts() == dict.fromkeys(range(4), 1)
 
 
+@pytest.mark.thorough
 def test_more_trials_are_added_to_a_finished_sweep_and_another_space_is_rejected(tuning: Begin) -> None:
     run = tuning(sweep(steps=2, trials=1))
     assert run.run() == 0, run.output()
@@ -89,6 +90,7 @@ def test_the_pruner_stops_a_trial_gracefully(tuning: Begin) -> None:
     assert run.args(number)[run.args(number).index("--lr") + 1] == "1e-06"
 
 
+@pytest.mark.thorough
 def test_a_stopped_sweep_continues_its_trials_from_their_checkpoints(tuning: Begin) -> None:
     run = tuning(sweep(steps=60, step_seconds=0.1, trials=2))
     process = run.begin()

@@ -53,6 +53,7 @@ def test_layers_of_a_sequential_are_compiled_apart_only_when_sharded(tmp_path: P
     assert results["copy"] == [3.0, 3.0], "a deepcopy of a compiled model computes with weights of its own"
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs g++ for a CPU")
 def test_inductor_trains_a_plain_sequential_as_one_graph(tmp_path: Path) -> None:

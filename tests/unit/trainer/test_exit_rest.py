@@ -44,6 +44,7 @@ group.close()
 """
 
 
+@pytest.mark.thorough
 def test_exit_waits_for_the_callbacks_of_collectives() -> None:
     """A collective's callback computes in a thread of gloo when the script has ended.
 

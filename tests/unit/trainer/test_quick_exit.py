@@ -62,6 +62,7 @@ def drive(scenario: str, cwd: Path, **request: Any) -> Any:
     return json.loads(run.stdout.splitlines()[-1])
 
 
+@pytest.mark.thorough
 def test_stopped_process_ends_without_the_tear_down_of_torch(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "kept.py").write_text(KEPT)

@@ -33,6 +33,7 @@ def test_every_strategy_gives_the_same_losses_at_1_2_and_4_ranks(tmp_path: Path)
             assert measured == pytest.approx(validation, abs=1e-5), (world, name)
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 def test_models_of_unusual_shape_train_as_without_a_strategy(tmp_path: Path) -> None:
     """Frozen and shared weights, blocks called twice or not at all, outputs in dicts, dtypes,

@@ -299,6 +299,7 @@ def test_training_continues_without_its_tracking_server_and_warns_once(tmp_path:
     assert uri in message
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 @pytest.mark.timeout(900)
 def test_mlflow_server_gets_the_records_and_may_stop_during_the_run(tmp_path: Path) -> None:
