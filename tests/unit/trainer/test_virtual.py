@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import distributed_c10d
 
 from dtj_trainer import ConfigError, Task, TrainerConfig
 from dtj_trainer.distributed.worker_env import WorkerEnv
@@ -77,6 +79,27 @@ def test_rank_that_fails_is_named_without_a_wait_for_the_others() -> None:
     with pytest.raises(RankFailed, match="rank 1: ArithmeticError: bad sample") as failed:
         run_ranks(3, work)
     assert isinstance(failed.value.__cause__, ArithmeticError)
+
+
+def test_rank_that_joins_late_leaves_no_default_group_in_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed, join = threading.Event(), distributed_c10d._update_default_pg
+
+    def join_late(group: Any) -> None:
+        if threading.current_thread().name == "rank 1":
+            failed.wait(1)
+        join(group)
+
+    def work(env: WorkerEnv) -> None:
+        raise ArithmeticError("bad sample")
+
+    monkeypatch.setattr(distributed_c10d, "_update_default_pg", join_late)
+    with pytest.raises(RankFailed, match="rank 0"):
+        run_ranks(2, work)
+    failed.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("rank "):
+            thread.join(30)
+    assert not dist.is_initialized()
 
 
 def test_number_of_virtual_ranks_has_bounds() -> None:

@@ -16,6 +16,7 @@ import os
 import queue
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -41,6 +42,8 @@ T = TypeVar("T")
 PATIENCE = 86400.0
 """Seconds that a rank waits for one that is in a debugger."""
 MOST_RANKS = 256
+FORM_SECONDS = 10.0
+"""Time that the other ranks have to join the group, once one has failed."""
 
 
 class RankFailed(TrainerError):
@@ -55,6 +58,7 @@ def run_ranks(ranks: int, work: Callable[[WorkerEnv], T]) -> list[T]:
     if not 1 <= ranks <= MOST_RANKS:
         raise ConfigError(f"--ranks {ranks}: write a number from 1 to {MOST_RANKS}")
     store, ended = HashStore(), queue.SimpleQueue[tuple[int, T | None, BaseException | None]]()
+    joined = threading.Semaphore(0)
 
     def rank_main(rank: int) -> None:
         env = WorkerEnv(
@@ -64,7 +68,10 @@ def run_ranks(ranks: int, work: Callable[[WorkerEnv], T]) -> list[T]:
             # On a GPU a backward would otherwise call its hooks in a thread that belongs to no rank.
             with torch.autograd.set_multithreading_enabled(False):
                 wait = timedelta(seconds=PATIENCE)
-                dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=wait)
+                try:
+                    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=wait)
+                finally:
+                    joined.release()
                 result = work(env)
                 dist.destroy_process_group()
         except BaseException as error:  # noqa: BLE001 - raised by the caller's thread
@@ -79,6 +86,9 @@ def run_ranks(ranks: int, work: Callable[[WorkerEnv], T]) -> list[T]:
         while len(results) < ranks:
             rank, result, error = ended.get()
             if error is not None:
+                # A rank that joins later would make its group the default group of the process.
+                ends = time.monotonic() + FORM_SECONDS
+                all(joined.acquire(timeout=max(0.0, ends - time.monotonic())) for _ in range(ranks))
                 raise RankFailed(f"rank {rank}: {type(error).__name__}: {error}") from error
             results[rank] = result  # type: ignore[assignment]
     return [results[rank] for rank in range(ranks)]
