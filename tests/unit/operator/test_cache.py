@@ -225,8 +225,8 @@ def test_pods_without_a_change_that_is_read_wake_nobody() -> None:
     cache = Cache(Mock(), (), Mock(), lambda key, seconds: pytest.fail("woken"))
     pods = cache.tables[POD]
     condition = {"type": "Ready", "status": "False", "lastProbeTime": "1"}
-    pods.event(None, "ADDED", pods.kind.trim(stored("j-0", 1, status={"conditions": [condition]})))
-    again = pods.kind.trim(stored("j-0", 2, status={"conditions": [condition | {"lastProbeTime": "2"}], "hostIP": "h"}))
+    pods.event(None, "ADDED", stored("j-0", 1, status={"conditions": [condition]}))
+    again = stored("j-0", 2, status={"conditions": [condition | {"lastProbeTime": "2"}], "hostIP": "h"})
     assert pods.event(None, "MODIFIED", again) == set()
 
 

@@ -53,7 +53,7 @@ class World:
 
     def see(self, kind: str, given: Any) -> None:
         table = self.cache.tables[NODE]
-        changed = table.event(None, kind, table.kind.trim(given))
+        changed = table.event(None, kind, given)
         if changed:
             self.cache.changed(table, changed)
 
