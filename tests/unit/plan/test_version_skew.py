@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dtj_core import api
@@ -154,6 +154,8 @@ SHAPING = ("replicas", "processesPerPod", "backend", "entrypoint", "image", "tem
 
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.sampled_from(SHAPING), json_values, max_size=4))
+@example({"template": {"spec": {"containers": ["x"]}}})
+@example({"template": {"spec": {"containers": [None]}}})
 def test_garbage_in_the_spec_of_a_running_job_keeps_pods_and_outcome(spec: Object) -> None:
     status, seen = running()
     body = job(status)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from dtj_core.api.base_model import TOLERANT, Model
 from dtj_core.api.errors import InvalidJob, Violation
-from dtj_core.api.template import PodTemplate
+from dtj_core.api.template import PodTemplate, find_trainer_container
 from dtj_core.api.v1alpha1 import DistributedTrainingJob, Spec
 
 
@@ -45,7 +45,8 @@ def salvage(obj: dict[str, Any]) -> Spec:
             unread = {each["loc"][0] for each in error.errors() if each["loc"]} & spec.keys()
             spec = {name: value for name, value in spec.items() if name not in unread} if unread else {}
     try:
-        found.trainer.get("name")
+        # Not found.trainer: it is cached, and the copy would keep it.
+        find_trainer_container(found.merged_template).get("name")
     except (AttributeError, LookupError, TypeError):
         found = found.model_copy(update={"template": None})
     replicas = (obj.get("spec") or {}).get("replicas")
