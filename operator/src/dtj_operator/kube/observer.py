@@ -9,7 +9,7 @@ from dtj_core.plan import runtimes
 from dtj_core.plan.conditions import is_finished
 from dtj_core.plan.job_status import has_started
 from dtj_core.plan.model import Object, Observed
-from dtj_core.plan.pods import pods_of
+from dtj_core.plan.pods import ordinal, pods_of
 from dtj_core.plan.workload import flavors_of, is_admitted, is_evicted
 from dtj_operator import errors
 from dtj_operator.following.listeners import AgentListeners
@@ -92,8 +92,8 @@ class Observer:
     async def _catch_up(self, job: Object) -> None:
         """Reads the job's group if the store may be older than the job's status.
 
-        Within a term the store is never older. The status of another leader may be from a look at pods, or at a
-        StatefulSet, that no watch has shown here yet; those pods would be taken for lost.
+        The status of another leader may be from a look at pods, or at a StatefulSet, that no watch has shown here
+        yet; those pods would be taken for lost. Our own statuses are from this store, so one look in a term is enough.
         """
         key = job_key(job)
         status = job.get("status") or {}
@@ -139,8 +139,8 @@ def _is_whole(stateful_set: Object | None, pods: tuple[Object, ...], status: Obj
     """Returns whether all pods of the set run, and as many are ready as `status` counts."""
     if stateful_set is None:
         return False
-    mine = pods_of(stateful_set, pods)
     wanted: int = stateful_set["spec"]["replicas"]
+    mine = [pod for pod in pods_of(stateful_set, pods) if ordinal(pod) < wanted]
     return sum(map(_runs, mine)) >= wanted and _ready(mine) >= int(status.get("readyReplicas", 0))
 
 
