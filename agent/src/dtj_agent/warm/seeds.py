@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import sys
-from typing import Any, Callable, FrozenSet, List, Optional, Sequence
+from typing import Any, Callable, FrozenSet, List, Optional, Sequence, Tuple, Union
 
 _FUNCTIONS = ("seed", "setstate")
 
@@ -16,7 +16,7 @@ class Seeds:
     def __init__(self) -> None:
         self._before: Optional[FrozenSet[str]] = None
         self._own = {name: getattr(random, name) for name in _FUNCTIONS}
-        self._noting = {name: self._note(function) for name, function in self._own.items()}
+        self._noting = {name: _Noting(function, self._note) for name, function in self._own.items()}
         for name, function in self._noting.items():
             setattr(random, name, function)
 
@@ -35,11 +35,25 @@ class Seeds:
             if getattr(random, name, None) is function:
                 setattr(random, name, self._own[name])
 
-    def _note(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def noting(*given: Any, **named: Any) -> Any:
-            if self._before is None:
-                self._before = frozenset(sys.modules)
-            return function(*given, **named)
+    def _note(self) -> None:
+        if self._before is None:
+            self._before = frozenset(sys.modules)
 
-        return noting
+
+class _Noting:
+    """A function of `random` that notes its calls, and is in all else the function: a script may pickle it."""
+
+    def __init__(self, function: Callable[..., Any], note: Callable[[], None]) -> None:
+        self._function = function
+        self._note = note
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        self._note()
+        return self._function(*given, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._function, name)
+
+    def __reduce__(self) -> Union[str, Tuple[Any, ...]]:
+        return self._function.__reduce__()
