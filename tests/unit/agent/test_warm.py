@@ -183,7 +183,7 @@ BOTH_WELL = {"0": [0, "hello 0"], "1": [0, "hello 1"]}
 
 
 def test_module_that_cannot_be_forked_is_left_out(site: Path, tmp_path: Path) -> None:
-    modules = ["warns", "starts_thread", "raises", "exits", "nosuch"]
+    modules = ["warns", "starts_thread", "raises", "exits", "draws", "nosuch"]
     found = drive("ranks", site, tmp_path, command=hello(tmp_path), modules=modules)
     assert found["result"] == BOTH_WELL
     log = "\n".join(found["logs"])
@@ -191,6 +191,7 @@ def test_module_that_cannot_be_forked_is_left_out(site: Path, tmp_path: Path) ->
     # Their parts stay imported, so the next process is another.
     assert "raises is not imported into it: raises when it is imported (RuntimeError: as asked)" in log
     assert "exits is not imported into it: raises when it is imported (SystemExit: 3)" in log
+    assert "draws is not imported into it: it draws random numbers when it is imported" in log
     assert "no module nosuch (ModuleNotFoundError" in log
     assert "[warm] an import warns" in log
     assert "is ready" in log

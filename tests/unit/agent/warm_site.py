@@ -15,6 +15,7 @@ TORCH = {
     "raises.py": "raise RuntimeError('as asked')\n",
     "exits.py": "raise SystemExit(3)\n",
     "warns.py": "print('an import warns')\n",
+    "draws.py": "import random; kept = random.random()\n",
 }
 
 # A torch whose optimizer steps are counted, and a package that a script may import.

@@ -7,6 +7,7 @@ import gc
 import importlib
 import importlib.util
 import os
+import random
 import sys
 import warnings
 from typing import Any, Callable, Dict, Iterator, Optional, Sequence
@@ -31,11 +32,13 @@ def preload(needed: Sequence[str], modules: Sequence[str], left_out: Sequence[st
     the process must be replaced by one that leaves this module out.
     """
     with _collector_held_off():
-        if not _import_all(needed, left_out, lambda message: None if "leftOut" in message else send(message)):
+        if not _import_all(
+            needed, left_out, lambda message: None if "leftOut" in message else send(message), may_draw=True
+        ):
             return False
         _collect_and_freeze()
     # The user's modules may read the collector's threshold, and set another that follows from it.
-    if not _import_all(modules, left_out, send):
+    if not _import_all(modules, left_out, send, may_draw=False):
         return False
     _collect_and_freeze()
     return True
@@ -65,11 +68,12 @@ def _collector_held_off() -> Iterator[None]:
             gc.set_threshold(*threshold)
 
 
-def _import_all(modules: Sequence[str], left_out: Sequence[str], send: Send) -> bool:
+def _import_all(modules: Sequence[str], left_out: Sequence[str], send: Send, *, may_draw: bool) -> bool:
     for name in modules:
         if name in left_out:
             continue
         send({"importing": name})
+        drawn = random.getstate()
         try:
             importlib.import_module(name)
         except BaseException as error:  # noqa: BLE001 (an import may raise anything, SystemExit too)
@@ -81,6 +85,8 @@ def _import_all(modules: Sequence[str], left_out: Sequence[str], send: Send) -> 
                 return False
             send({"leftOut": name, "why": why})
         obstacle = unfit()
+        if obstacle is None and not may_draw and random.getstate() != drawn:
+            obstacle = "it draws random numbers when it is imported, which ranks must not share"
         if obstacle is not None:
             send({"unfit": name, "why": obstacle})
             return False

@@ -130,7 +130,7 @@ class Spec(Model):
     preload: list[ModuleName] = Field(default=[], max_length=64)
     """Third-party modules that the warm process imports beside torch, such as lightning. List what
     your script imports and what does not change with your code: a module that starts a thread, uses
-    the GPU or fails when it is imported is left out."""
+    the GPU, draws random numbers or fails when it is imported is left out."""
     kubeflow_progress: Literal["Auto", "Never"] = "Auto"
     """Whether the agents take the progress that Kubeflow's clients send, such as transformers' Trainer
     and kubeflow.trainer.update_trainjob_status. Never: they find no server, and send nothing."""
