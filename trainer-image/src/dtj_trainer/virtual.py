@@ -53,7 +53,8 @@ class RankFailed(TrainerError):
 def run_ranks(ranks: int, work: Callable[[WorkerEnv], T]) -> list[T]:
     """Calls `work` on each rank, in a thread with a default group of its own. Returns the results by rank.
 
-    Raises RankFailed as soon as a rank fails. The others then still wait for it in their threads: end the process.
+    Raises RankFailed once a rank has failed and the others have joined the group, or FORM_SECONDS after. The others
+    then still wait for it in their threads: end the process.
     """
     if not 1 <= ranks <= MOST_RANKS:
         raise ConfigError(f"--ranks {ranks}: write a number from 1 to {MOST_RANKS}")
