@@ -220,6 +220,8 @@ def test_scraper_with_the_charts_label_reaches_the_agents_port_alone(
 ) -> None:
     scraper = start(elsewhere, "scraper", images["trainer"], SCRAPER)
     places, scraped = listening(walled), agents(walled)
+    assert len(scraped) == 2
+    assert set(scraped) < set(places)
     wait_until("the scraper is admitted", lambda: all(scraper.reached(scraped).values()), timeout=60)
     tried = scraper.reached(places)
     assert tried == {place: place in scraped for place in places}

@@ -20,7 +20,6 @@ def test_digits_on_three_pods_completes_and_releases_its_pods(undisturbed: Job) 
     assert status["restarts"] == {"total": 0, "inPlace": 0, "pod": 0, "counted": 0}
     assert status["progress"]["step"] == status["progress"]["totalSteps"] == undisturbed.step()
     assert undisturbed.records()[-1]["validation_accuracy"] >= 0.95
-    # Both nodes must take part, or the test proves nothing about two nodes.
     wait_until("no pod is left", lambda: not undisturbed.pods(), timeout=60)
 
 

@@ -74,6 +74,7 @@ def test_generated_specs_have_one_verdict_and_a_steady_status(
     with History(plane, namespace) as history:
         operator = start_operator().ready()
         wait_until_steady(objects)
+    assert history.statuses.keys() == {job["metadata"]["name"] for job in objects.list(names.PLURAL)}
     assert history.flaps() == []
     assert operator.process.poll() is None
     assert "bug in the operator" not in operator.log.read_text()

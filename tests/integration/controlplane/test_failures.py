@@ -161,7 +161,7 @@ def test_rbac_rights_are_exactly_the_used_ones(
     wait_until("its StatefulSet is gone", lambda: objects.get("statefulsets", "kept") is None)
     wait_until("the job is gone", lambda: objects.get(JOBS, "brief") is None)
     submit("twice")
-    wait_until("an event", lambda: objects.list("events"))
+    wait_until("its StatefulSet exists", lambda: objects.get("statefulsets", "twice"))
     used: dict[tuple[str, str], set[str]] = {}
     for call in operator.calls():
         ref = call["objectRef"]

@@ -17,8 +17,8 @@ import pytest
 
 from dtj_contract import names
 from dtj_operator import rbac
+from dtj_operator.leader.claims import claim_name
 from hack.cluster.controlplane import ControlPlane
-from hack.cluster.shell import ProvisionError
 from tests.integration.controlplane.kubelet import Kubelet
 from tests.integration.controlplane.support import (
     CLAIMS,
@@ -245,8 +245,16 @@ def test_election_uses_exactly_the_rights_of_its_table(replica: Start, objects: 
     assert claims == {"get", "list", "create", "update"}
     refused = [c for o in (first, second) for c in o.calls() if c["responseStatus"].get("code") == 403]
     assert refused == []
-    with pytest.raises(ProvisionError, match="404"):
-        plane.request("GET", LEASES.format(CLAIMS, "dtj-operator.nobody.dtj"))
+    own = claim_name(f"{objects.namespace}/dtj")
+    assert [may_get_lease(plane, objects.namespace, name) for name in (own, "another")] == [True, False]
+
+
+def may_get_lease(plane: ControlPlane, namespace: str, name: str) -> bool:
+    """Returns whether the first replica's account may read this claim."""
+    lease = {"namespace": CLAIMS, "verb": "get", "group": "coordination.k8s.io", "resource": "leases", "name": name}
+    spec = {"user": f"system:serviceaccount:{namespace}:first", "resourceAttributes": lease}
+    review = plane.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", {"spec": spec})
+    return bool(review["status"]["allowed"])
 
 
 def leases_of(operator: Operator, namespace: str) -> list[dict[str, Any]]:

@@ -260,9 +260,9 @@ def test_budget_raised_while_the_job_runs_reaches_the_agent_and_recreates_no_pod
         lambda: (found := agents.handed_over.budget) and found.max_restarts == 77 and found,
     )
     assert raised.generation == objects.get(JOBS, "j")["metadata"]["generation"] == 2
-    kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
-    assert {pod["metadata"]["uid"] for pod in objects.list("pods")} <= pods
+    assert {pod["metadata"]["uid"] for pod in objects.list("pods")} == pods
     assert objects.get("statefulsets", "j")["metadata"]["generation"] == generation
+    kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
     wait_until("the job is complete", lambda: objects.condition("j", "Complete"))
 
 

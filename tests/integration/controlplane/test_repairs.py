@@ -94,7 +94,7 @@ def test_deleted_secret_is_recreated_with_its_key_for_a_new_pod(
     ]
 
 
-def test_pods_over_quota_are_reported_and_their_controller_is_woken(
+def test_pods_over_quota_are_reported_and_come_once_there_is_room(
     start_operator: Callable[..., Operator],
     submit: Callable[..., Any],
     objects: Objects,

@@ -59,9 +59,10 @@ def test_error_that_no_attempt_can_cure_is_permanent(code: int, tail: str, reaso
     assert evidence.strip() in found.message
 
 
-@pytest.mark.parametrize(("code", "tail", "reason"), AT_ONCE.values(), ids=AT_ONCE)
-def test_permanent_error_after_progress_is_retried(code: int, tail: str, reason: str) -> None:
-    assert diagnose(3, code, tail, False, progressed=True).reason == "WorkerFailed"
+@pytest.mark.parametrize(("code", "tail"), [each[:2] for each in AT_ONCE.values()], ids=AT_ONCE)
+def test_permanent_error_after_progress_is_retried(code: int, tail: str) -> None:
+    found = diagnose(3, code, tail, False, progressed=True)
+    assert (found.reason, found.permanent) == ("WorkerFailed", False)
 
 
 TRIED_AGAIN = {

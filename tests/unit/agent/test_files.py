@@ -146,7 +146,7 @@ def test_oom_counter_of_the_kernel_is_found(tmp_path: Path, own: str, files: dic
     assert cgroup.oom_kills(str(tmp_path / "fs"), str(tmp_path / "self")) == count
 
 
-def test_oom_counter_of_this_machine_can_be_read() -> None:
+def test_reading_the_oom_counter_of_this_machine_raises_nothing() -> None:
     assert cgroup.oom_kills() >= 0
 
 

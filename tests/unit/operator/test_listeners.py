@@ -232,6 +232,10 @@ def test_job_of_the_same_name_has_a_listener_of_its_own() -> None:
     listening(test, wait_seconds=3600.0)
 
 
+def listening_tasks() -> list[str]:
+    return [name for task in asyncio.all_tasks() if (name := task.get_name()).startswith("agents of")]
+
+
 def test_stop_ends_all_listeners_and_a_new_start_has_forgotten_them() -> None:
     async def test(network: Network) -> None:
         for n in range(100):
@@ -243,8 +247,7 @@ def test_stop_ends_all_listeners_and_a_new_start_has_forgotten_them() -> None:
         took = time.monotonic() - began
         assert took < 10, "a second, on a machine that is not loaded"
         assert network.observe("127.9.1.0", name="k0").page is not None, "for a reconcile in flight"
-        tasks = [task for task in asyncio.all_tasks() if task.get_name().startswith("agents of")]
-        assert tasks == []
+        assert listening_tasks() == []
         await network.listeners.start()
         assert network.observe("127.9.1.0", name="k0") == Heard()
         await network.until_heard("127.9.1.0", name="k0")
@@ -257,7 +260,7 @@ def test_listeners_that_have_not_started_ask_nobody() -> None:
         await network.listeners.stop()
         agent = network.add(A, page())
         assert network.observe(A) == Heard()
-        await asyncio.sleep(0)
+        assert listening_tasks() == []
         assert agent.requests == []
 
     listening(test)
