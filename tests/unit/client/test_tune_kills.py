@@ -116,7 +116,8 @@ def arguments(folder: Path) -> list[list[str]]:
     return [json.loads((folder / f"{number}.json").read_text())["args"] for number in range(8)]
 
 
-@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.thorough), 1])
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(2))
 def test_a_kill_at_any_transaction_leaves_each_trial_once(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     document = sweep(trials=8, pruner={"name": "median", "startupTrials": 2} if seed % 2 else {"name": "none"})
