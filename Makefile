@@ -27,7 +27,8 @@ demo: venv ## run a job without a cluster: four gloo workers, one is killed, the
 .PHONY: test
 test: lint ## run everything: lint, fast tests, control plane, kind
 	@$(MAKE) --no-print-directory -j2 test-fast cluster-ready  # starting the cluster is mostly waiting
-	@$(MAKE) --no-print-directory -j2 test-controlplane test-e2e  # both mostly wait
+	@# One worker each: with three tests at a time, a machine of two slow cores had a load of 43.
+	@$(MAKE) --no-print-directory -j2 WORKERS=1 test-controlplane test-e2e
 
 # The lock keeps a second look of the tests until the cluster is ready (hack/tests.sh).
 .PHONY: cluster-ready
