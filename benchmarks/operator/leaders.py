@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Its agents have addresses that no other test uses.
-ENV = {**os.environ, "PYTEST_XDIST_WORKER": "gw90", "DTJ_LEADER_ENDS": "20"}
+ENDS = 20
+# The worker's name gives its agents addresses that no other test uses.
+ENV = {**os.environ, "PYTEST_XDIST_WORKER": "gw90", "DTJ_LEADER_ENDS": str(ENDS)}
 ROOT = Path(__file__).resolve().parents[2]
 TEST = "tests/integration/controlplane/test_leader_election.py::test_leaders_that_end_at_random_lose_and_double_nothing"
 
@@ -25,7 +26,7 @@ def ended_at_random() -> dict[str, Any]:
     if done.returncode != 0:
         print(done.stdout[-8000:], file=sys.stderr)
     return {
-        "ends": 20,
+        "ends": ENDS,
         "passed": done.returncode == 0,
         "seconds": time.monotonic() - began,
         "seed": int(seed[1]) if seed else None,

@@ -21,7 +21,6 @@ pathlib.Path("rank-" + os.environ["RANK"]).write_text(" ".join(gathered))
 """
 
 
-@pytest.mark.thorough
 @pytest.mark.torch
 def test_launcher_that_stays_forms_one_group_over_all_pods(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

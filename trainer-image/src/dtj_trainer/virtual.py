@@ -89,7 +89,8 @@ def run_ranks(ranks: int, work: Callable[[WorkerEnv], T]) -> list[T]:
             if error is not None:
                 # A rank that joins later would make its group the default group of the process.
                 ends = time.monotonic() + FORM_SECONDS
-                all(joined.acquire(timeout=max(0.0, ends - time.monotonic())) for _ in range(ranks))
+                for _ in range(ranks):
+                    joined.acquire(timeout=max(0.0, ends - time.monotonic()))
                 raise RankFailed(f"rank {rank}: {type(error).__name__}: {error}") from error
             results[rank] = result  # type: ignore[assignment]
     return [results[rank] for rank in range(ranks)]
