@@ -24,6 +24,13 @@ LAUNCHERS = {
     "a shell and accelerate as a module": ["sh", "-c", "cd a; python -m accelerate.commands.launch train.py"],
     "behind env": ["env", "A=1", "torchrun", "train.py"],
     "behind numactl": ["numactl", "--cpunodebind=0", "accelerate", "launch", "train.py"],
+    "deepspeed in a shell": ["bash", "-c", "deepspeed --num_gpus 4 train.py"],
+    "deepspeed after a command": ["bash", "-c", "pip install deepspeed && cd /app;A=1 exec deepspeed train.py"],
+    "deepspeed in a loop": ["sh", "-c", "for i in 1 2; do\n  /opt/bin/deepspeed train.py\ndone"],
+    "deepspeed behind options": ["numactl", "-N", "0", "-C", "0-3", "deepspeed", "train.py"],
+    "deepspeed behind the image's entrypoint": ["/opt/nvidia/nvidia_entrypoint.sh", "deepspeed", "train.py"],
+    "deepspeed in quotes": ["bash", "-c", "sh -c 'deepspeed train.py'"],
+    "composer": ["composer", "-n", "4", "train.py"],
 }
 OTHERS = {
     "python": ["python3", "-u", "train.py", "--launcher", "torchrun"],
@@ -34,6 +41,17 @@ OTHERS = {
     "accelerate's other commands": ["bash", "-c", "accelerate env; python train.py"],
     "a missing script": ["bash", "/no/such/run.sh"],
     "python -m without a name": ["python3", "-m"],
+    "a package of that name": ["bash", "-c", "pip install deepspeed && python train.py"],
+    "a strategy of that name in a shell": ["sh", "-c", "python train.py --strategy deepspeed"],
+    "a folder of that name": ["sh", "-c", "cd /opt/deepspeed && python train.py"],
+    "a file of that name": ["bash", "-c", "cat deepspeed; exec python3 -m train composer"],
+    "a look for a launcher": [
+        "bash",
+        "-c",
+        "if ! command -v deepspeed; then env | grep deepspeed; fi; python train.py",
+    ],
+    "a continued line": ["bash", "-c", "pip install \\\n deepspeed\npython train.py"],
+    "a strategy behind another program": ["/entrypoint.sh", "python3", "train.py", "--strategy", "deepspeed"],
 }
 
 
