@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,6 +78,15 @@ EVENTS: dict[str, tuple[dict[str, Any], tuple[str, str, str]]] = {
             " one in each pod, with 2 as PET_NPROC_PER_NODE, and restarts all of them together",
         ),
     ),
+    "in shell text": (
+        launched(["bash", "-c", "cd /app && deepspeed --num_gpus 4 t.py"]),
+        (
+            "Warning",
+            "LauncherKept",
+            "deepspeed in the shell text trains in each of the 3 pods by itself: make it the command without a shell,"
+            " or pass --no_ssh --hostfile FILE --node_rank $RANK --master_addr $MASTER_ADDR --master_port $MASTER_PORT",
+        ),
+    ),
 }
 
 
@@ -85,6 +97,83 @@ def test_event_reports_what_became_of_the_launcher(spec: dict[str, Any], event: 
 
 def test_command_without_a_launcher_has_no_such_event() -> None:
     assert events() == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "accelerate launch --machine_rank $RANK --num_machines 3 t.py",
+        "deepspeed --no_ssh \\\n --node_rank $RANK t.py",
+        "deepspeed -H /hosts t.py",
+        "pip install deepspeed && python t.py",
+        "python t.py --strategy deepspeed",
+        "torchrun t.py",
+    ],
+)
+def test_shell_text_that_gives_the_place_has_no_event(text: str) -> None:
+    assert events(**launched(["sh", "-c", text])) == []
+
+
+def test_shell_text_of_a_single_pod_has_no_event() -> None:
+    assert events(**launched(["sh", "-c", "deepspeed t.py"], replicas=1)) == []
+
+
+def placed(command: list[str], **spec: Any) -> list[str]:
+    found = trainer(started(**launched(command, **spec))[1])["command"]
+    return list(found[found.index("--") + 1 :])
+
+
+ECHO = 'printf "%s\\n" "$@"; test ! -f "$3" || cat "$3"'
+
+
+def run_placed(tmp_path: Path, program: str, arguments: list[str]) -> list[str]:
+    """Runs what the pods run, with a program that prints its arguments and its hostfile. Returns the lines."""
+    (tmp_path / program).write_text(f"#!/bin/sh\n{ECHO}\n")
+    (tmp_path / program).chmod(0o755)
+    place = {"WORLD_SIZE": "3", "RANK": "1", "MASTER_ADDR": "j-0.j", "MASTER_PORT": "29500", "PET_NPROC_PER_NODE": "4"}
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        placed([program, *arguments]),
+        env=place | {"PATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    return done.stdout.splitlines()
+
+
+def test_accelerate_that_stays_gets_its_place_as_flags(tmp_path: Path) -> None:
+    """Without these it would train in each pod by itself, and the job be Complete."""
+    given = ["launch", "--use_fsdp", "--machine_rank", "0", "--num_machines", "2", "my t.py", "--lr", "1"]
+    own = ["--num_machines", "3", "--machine_rank", "1", "--main_process_ip", "j-0.j", "--main_process_port", "29500"]
+    assert run_placed(tmp_path, "accelerate", given) == [
+        "launch", *own, "--num_processes", "12", "--use_fsdp", "my t.py", "--lr", "1",
+    ]  # fmt: skip
+
+
+def test_deepspeed_that_stays_gets_a_hostfile_of_all_pods(tmp_path: Path) -> None:
+    given = ["--no_such_flag=1", "--hostfile", "mine", "--num_nodes", "2", "t.py"]
+    *flags, first, second, third = run_placed(tmp_path, "deepspeed", given)
+    assert flags[:2] == ["--no_ssh", "--hostfile"]
+    assert flags[3:] == [
+        "--node_rank", "1", "--master_addr", "j-0.j", "--master_port", "29500", "--no_such_flag", "1", "t.py",
+    ]  # fmt: skip
+    assert [first, second, third] == ["pod-0 slots=4", "pod-1 slots=4", "pod-2 slots=4"]
+
+
+def test_number_of_ranks_in_a_configuration_file_is_left_to_it() -> None:
+    assert "num_processes" not in placed(["accelerate", "launch", "--config_file", "c.yaml", "t.py"])[2]
+
+
+@pytest.mark.parametrize("command", [["accelerate", "launch", "--use_fsdp", "t.py"], ["/opt/bin/deepspeed", "t.py"]])
+def test_launcher_that_stays_in_a_single_pod_is_left_as_it_is(command: list[str]) -> None:
+    assert placed(command, replicas=1) == command
+
+
+def test_torchrun_that_stays_is_left_as_it_is() -> None:
+    command = ["/opt/venv/bin/torchrun", "--nnodes", "3", "t.py"]
+    assert placed(command) == command
 
 
 def test_pods_of_an_older_version_keep_their_launcher_when_they_are_repaired() -> None:

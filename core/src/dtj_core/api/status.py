@@ -25,7 +25,7 @@ class Condition(Model):
     """
 
     type: str = Field(max_length=316)
-    """Type of the condition: Complete, Failed, Suspended, Running, Restarting or Stalled."""
+    """Type of the condition: Complete, Failed, Suspended, Running, Restarting, Stalled or AgentUnreachable."""
     status: Literal["True", "False", "Unknown"]
     """Whether the condition holds."""
     observed_generation: int | None = None

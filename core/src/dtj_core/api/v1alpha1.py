@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, StringConstraints
 
 from dtj_contract import names
-from dtj_core.api import accelerators, launcher, shorthands
+from dtj_core.api import accelerators, launcher, launcher_place, shorthands
 from dtj_core.api.base_model import INT32_MAX, Model, OpenModel, Rule
 from dtj_core.api.checkpoint import Checkpoint
 from dtj_core.api.elastic import Elastic
@@ -165,7 +165,7 @@ class Spec(Model):
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=INT32_MAX)
     """Seconds after the job has finished until it is deleted. Default: never."""
     active_deadline_seconds: int | None = Field(default=None, ge=1, le=INT32_MAX)
-    """Seconds that the job may be active (not suspended) before it fails. Default: no limit."""
+    """Seconds that the job may be active before it fails, counted from 0 after each suspension. Default: no limit."""
     startup_deadline_seconds: int | None = Field(default=None, ge=1, le=INT32_MAX)
     """Seconds after the job was started or resumed within which the ranks of all pods must be
     started, or the job fails; the message names what it waited for. Restarts later on don't count.
@@ -316,9 +316,7 @@ class Spec(Model):
     @property
     def resolved_backend(self) -> Literal["nccl", "gloo"]:
         """Backend, with auto resolved."""
-        if self.backend == "auto":
-            return "nccl" if self.gpus else "gloo"
-        return self.backend
+        return ("nccl" if self.gpus else "gloo") if self.backend == "auto" else self.backend
 
     @cached_property
     def launch(self) -> launcher.Unwrapped | None:
@@ -334,7 +332,9 @@ class Spec(Model):
     @property
     def command(self) -> list[str]:
         """Command that the agent starts for every rank."""
-        return self.written_command if self.launch is None else self.launch.command
+        if self.launch is not None:
+            return self.launch.command
+        return launcher_place.placed(self.written_command, None if self.elastic is not None else self.replicas)
 
     @property
     def written_command(self) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from dtj_contract import names
 from dtj_contract.names import Reason
-from dtj_core.api import launcher
+from dtj_core.api import launcher, launcher_place
 from dtj_core.api.v1alpha1 import Spec
 from dtj_core.plan.agent_report import Report
 from dtj_core.plan.conditions import find_condition
@@ -54,6 +54,12 @@ def events_for_launcher(spec: Spec) -> Iterator[Event]:
                 f" each pod, with {spec.processes} as PET_NPROC_PER_NODE, and restarts all of them together"
             )
             yield _event("Normal", Reason.LAUNCHER_KEPT, message)
+        elif spec.replicas > 1 and (alone := launcher_place.find_alone(spec.written_command)):
+            message = (
+                f"{alone} in the shell text trains in each of the {spec.replicas} pods by itself: make it the command"
+                f" without a shell, or pass {launcher_place.flags_of(alone)}"
+            )
+            yield _event("Warning", Reason.LAUNCHER_KEPT, message)
         return
     ranks = "1 rank" if spec.processes == 1 else f"{spec.processes} ranks"
     message = f"{launch.launcher} is taken out of the command, because the agents start the ranks: {ranks} in each pod"

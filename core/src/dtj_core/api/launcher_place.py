@@ -1,0 +1,72 @@
+"""The place of a launcher among the pods, where it stays in the command and its pod starts one. Pure.
+
+torchrun reads its place from PET_*. accelerate launch and deepspeed take it as flags alone: without them, each pod
+would train by itself, and the job be Complete.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+
+from dtj_core.api import launcher_flags
+from dtj_core.api.launcher import NODES, find
+
+_ACCELERATE = (
+    '--num_machines "$WORLD_SIZE" --machine_rank "$RANK" --main_process_ip "$MASTER_ADDR"'
+    ' --main_process_port "$MASTER_PORT"'
+)
+_ALL_RANKS = ' --num_processes "$((WORLD_SIZE * PET_NPROC_PER_NODE))"'
+# The number of pods, and of the ranks in each, is in a file alone. Without ssh, the names in it mean nothing.
+_HOSTFILE = (
+    'f=$(mktemp); n=0; while [ "$n" -lt "$WORLD_SIZE" ]; do echo "pod-$n slots=$PET_NPROC_PER_NODE"; n=$((n + 1));'
+    ' done > "$f"; '
+)
+_DEEPSPEED = '--no_ssh --hostfile "$f" --node_rank "$RANK" --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT"'
+_PLACES = {"accelerate launch": ("", _ACCELERATE), "deepspeed": (_HOSTFILE, _DEEPSPEED)}
+"""Shell text in front of the launcher, and its flags."""
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash"})
+_STARTS = r"(?:^|[;&|(]|\bexec|\bthen|\bdo)\s*(?:\S*/)?"
+_IN_SHELL = {
+    "accelerate launch": re.compile(_STARTS + r"accelerate(?:\s+|-)launch\s(?!.*--machine_rank)", re.MULTILINE),
+    "deepspeed": re.compile(_STARTS + r"deepspeed\s(?!.*(?:--no_ssh|--hostfile|-H\b))", re.MULTILINE),
+}
+
+
+def placed(command: Sequence[str], replicas: int | None) -> list[str]:
+    """Returns the command of a launcher that stays, with its place among the pods instead of the job's own.
+
+    `replicas`: the number of pods, if that can't change. One that is alone needs no place, and a command that starts
+    no such launcher is returned as it is.
+    """
+    launcher, arguments = find(command) if command else ("", [])
+    if launcher not in _PLACES or replicas == 1:
+        return list(command)
+    own, script = launcher_flags.split(launcher, arguments)
+    before, flags = _PLACES[launcher]
+    given = {flag.name for _, _, flag in own if flag is not None}
+    if launcher == "accelerate launch" and not given & {"num_processes", "config_file"}:
+        flags += _ALL_RANKS
+    stay = [
+        part
+        for option, value, flag in own
+        if flag is None or (flag.name not in NODES and flag.text is not launcher_flags.RENDEZVOUS)
+        for part in ([option, value] if value else [option])
+    ]
+    started = shlex.join(command[: len(command) - len(arguments)])
+    return ["sh", "-c", f'{before}exec {started} {flags} "$@"', "sh", *stay, *script]
+
+
+def find_alone(command: Sequence[str]) -> str:
+    """Returns the launcher that a shell text starts without a place among the pods; "" if there is none."""
+    if not command or command[0].rpartition("/")[2] not in _SHELLS:
+        return ""
+    text = "\n".join(command[1:]).replace("\\\n", " ")
+    return next((launcher for launcher, pattern in _IN_SHELL.items() if pattern.search(text)), "")
+
+
+def flags_of(launcher: str) -> str:
+    """Returns the flags that give a launcher its place, for a message."""
+    flags = {"accelerate launch": _ACCELERATE, "deepspeed": _DEEPSPEED.replace('"$f"', "FILE")}
+    return flags[launcher].replace('"', "")
