@@ -190,7 +190,7 @@ A toleration in the values takes precedence.
 {{- end }}
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
-  verbs: [create]
+  verbs: [get, create]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]

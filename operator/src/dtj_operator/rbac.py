@@ -27,7 +27,8 @@ RULES: dict[tuple[str, str], tuple[str, ...]] = {
     ("", "pods"): ("list", "watch", "create", "delete"),  # create: dry runs only
     ("", "secrets"): ("create", "patch"),  # a patch returns the object
     ("networking.k8s.io", "networkpolicies"): ("create", "patch"),
-    ("", "persistentvolumeclaims"): ("create",),  # checkpoint.volume.claimTemplate
+    # checkpoint.volume.claimTemplate. get: whether the claim exists where a quota refuses to create it.
+    ("", "persistentvolumeclaims"): ("get", "create"),
     ("events.k8s.io", "events"): ("create", "patch"),
 }
 

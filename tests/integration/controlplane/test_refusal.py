@@ -61,6 +61,28 @@ def test_quota_on_a_child_is_a_condition_with_the_message_and_recovers(
     assert 1 <= len(refused) <= 8, "retried with a growing delay"
 
 
+def test_full_quota_does_not_stop_a_job_whose_objects_exist(
+    plane: ControlPlane,
+    namespace: str,
+    start_operator: Callable[..., Operator],
+    submit: Callable[..., Any],
+    objects: Objects,
+) -> None:
+    """The quota refuses a create before the API server looks whether the object exists."""
+    operator = start_operator().ready()
+    submit(checkpoint={"volume": {"claimTemplate": {"size": "1Gi"}}})
+    wait_until("the pods exist", lambda: len(objects.list("pods")) == 2)
+    full = {"persistentvolumeclaims": "1", **{what: str(len(objects.list(what))) for what in ("secrets", "services")}}
+    base = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    plane.request("POST", base, {"metadata": {"name": "q"}, "spec": {"hard": full}})
+    wait_until("the quota is full", lambda: plane.request("GET", base + "/q").get("status", {}).get("used") == full)
+    objects.change(JOBS, "j", lambda job: job["spec"].update(suspend=True))
+    wait_until("the job is suspended", lambda: objects.condition("j", "Suspended") and not objects.list("pods"))
+    objects.change(JOBS, "j", lambda job: job["spec"].update(suspend=False))
+    wait_until("the pods exist again", lambda: len(objects.list("pods")) == 2)
+    assert not [line for line in operator.lines() if "rejects" in line["message"]]
+
+
 def test_repair_rejected_by_a_quota_is_not_retried_at_every_poll(
     plane: ControlPlane, namespace: str, start_operator: Callable[..., Operator], submit: Callable[..., Any],
     objects: Objects, kubelet: Kubelet, agents: Agents,

@@ -282,11 +282,41 @@ def test_answers_reach_the_cache_before_the_next_plan() -> None:
 SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "j-agent"}, "data": {}}
 
 
-def test_secret_is_created_and_one_of_an_earlier_run_is_applied() -> None:
+@pytest.mark.parametrize(
+    "error", [errors.Conflict("already exists", status=409), errors.Forbidden("exceeded quota: q", status=403)]
+)
+def test_secret_is_created_and_one_of_an_earlier_run_is_applied(error: errors.KubeError) -> None:
+    """A full quota refuses the create before the API server looks for the name."""
     client = FakeClient()
     execute(client, Plan(actions=(Apply(body=SECRET),)))
     assert client.calls == [("create", "secrets", "j-agent")]
     client = FakeClient()
-    client.refuse["create", "secrets", "j-agent"] = errors.Conflict("already exists", status=409)
+    client.refuse["create", "secrets", "j-agent"] = error
     execute(client, Plan(actions=(Apply(body=SECRET),)))
     assert client.calls == [("create", "secrets", "j-agent"), ("apply", "secrets", "j-agent")]
+
+
+def test_owner_of_a_created_secret_is_no_controller() -> None:
+    """A later job of this name could not become a second controller before the Secret is garbage-collected."""
+    client = FakeClient()
+    owners = [{"apiVersion": "v1", "kind": "K", "name": "j", "uid": "u", "controller": True}]
+    execute(
+        client, Plan(actions=(Apply(body=SECRET | {"metadata": SECRET["metadata"] | {"ownerReferences": owners}}),))
+    )
+    (owner,) = client.bodies[0]["metadata"]["ownerReferences"]
+    assert (owner["uid"], owner["controller"]) == ("u", False)
+
+
+CLAIM = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "j-checkpoints"}}
+
+
+def test_claim_that_exists_may_be_refused_by_a_full_quota() -> None:
+    client = FakeClient()
+    client.objects["persistentvolumeclaims", "j-checkpoints"] = CLAIM
+    client.refuse["create", "persistentvolumeclaims", "j-checkpoints"] = errors.Forbidden("exceeded quota", status=403)
+    plan = Plan(actions=(Apply(body=CLAIM, if_missing=True),), status={"phase": "Pending"})
+    execute(client, plan)
+    assert client.calls[-1] == ("apply", "distributedtrainingjobs/status", "j")
+    client.objects.clear()
+    with pytest.raises(Rejected, match="exceeded quota"):
+        execute(client, plan)

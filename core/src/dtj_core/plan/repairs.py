@@ -30,7 +30,7 @@ def repairs(
         # The Secret may have been deleted. RBAC does not let the operator read Secrets, so create
         # it if missing, with the key that its agents have. Never overwrite it: that key may be of an
         # older master key than the operator knows.
-        found.append(Apply(body=_for_create(children.secret(job, settings, observed.stateful_set)), if_missing=True))
+        found.append(Apply(body=children.secret(job, settings, observed.stateful_set), if_missing=True))
     if observed.service is None or _is_edited_service(observed.service, children.service(job, settings)):
         found.append(Apply(body=children.service(job, settings)))
     child = observed.stateful_set
@@ -125,14 +125,3 @@ def _live_agent_image(child: Object) -> str:
     volumes = [v["image"] for v in pod.get("volumes") or () if v.get("name") == names.VOLUME_AGENT and v.get("image")]
     found = [c.get("image") for c in installers] + [image.get("reference") for image in volumes]
     return str(next(filter(None, found), ""))
-
-
-def _for_create(child: Object) -> Object:
-    """Returns `child` for a create, which has another field manager than our applies.
-
-    A later job of this name may apply its Secret before this one is garbage-collected. That apply
-    can't remove an owner reference of another manager, and an object with two controllers is
-    rejected: so this owner is no controller.
-    """
-    owners = [owner | {"controller": False} for owner in child["metadata"]["ownerReferences"]]
-    return child | {"metadata": child["metadata"] | {"ownerReferences": owners}}

@@ -16,6 +16,7 @@ from dtj_operator.kube.client import Client
 from dtj_operator.kube.observer import Observer
 from dtj_operator.kube.resources import (
     BY_KIND,
+    CLAIM,
     JOB,
     NETWORK_POLICY,
     POD,
@@ -124,7 +125,8 @@ class PlanExecutor:
                     await self._dry_run_pod(namespace, action.body)
                 await self._confirm_version(job)
             if action.if_missing:
-                applied = await self._client.create(resource, namespace, body)
+                created = _for_create(body) if resource in CREATED_FIRST else body
+                applied = await self._client.create(resource, namespace, created)
             else:
                 applied = await self._apply(job, resource, body)
         except errors.KubeError as error:
@@ -134,6 +136,8 @@ class PlanExecutor:
                     self._observer.add_unlabelled(resource, job_key(job))
                     raise errors.Overtaken("a Workload of this name exists", status=409) from error
                 return  # already created
+            if resource is CLAIM and isinstance(error, errors.Forbidden) and await self._exists(resource, job, body):
+                return  # already created, and the quota is full
             if resource in POD_GROUPS and isinstance(error, errors.ObjectNotFound):
                 missing = f"spec.gang: the API server has no PodGroup of {resource.api_version}"
                 raise Rejected(
@@ -152,9 +156,10 @@ class PlanExecutor:
         key, uid = job_key(job), job["metadata"]["uid"]
         if resource in CREATED_FIRST:
             try:
-                return await self._client.create(resource, key[0], body)
-            except errors.Conflict:
-                pass  # of an earlier run
+                return await self._client.create(resource, key[0], _for_create(body))
+            except (errors.Conflict, errors.Forbidden):
+                # Of an earlier run, perhaps: a full quota refuses a create before the API server looks for the name.
+                pass
         if resource not in (STATEFUL_SET, SERVICE):
             return await self._client.apply(resource, key[0], body)
         known = self._cache.child(resource, key)
@@ -174,6 +179,13 @@ class PlanExecutor:
                 return await self._client.apply(resource, key[0], body)
             self._observer.add_unlabelled(resource, key)
             raise errors.Overtaken(f"a {resource.kind} of another owner has the name", status=409) from error
+
+    async def _exists(self, resource: Resource, job: Object, body: Object) -> bool:
+        try:
+            await self._client.get(resource, job["metadata"]["namespace"], body["metadata"]["name"])
+        except (errors.ObjectNotFound, errors.Forbidden):
+            return False
+        return True
 
     async def _delete(self, namespace: str, action: Delete) -> None:
         resource = BY_KIND[action.kind]
@@ -299,6 +311,18 @@ class PlanExecutor:
             logger.warning("status is written without %s; %s", ", ".join(sorted(map(".".join, found))), hint)
             self._undeclared |= found
             return await self._write_status(job, undeclared_fields.without(status, self._undeclared))
+
+
+def _for_create(child: Object) -> Object:
+    """Returns `child` for a create, which has another field manager than our applies.
+
+    A later job of this name may apply its own child before this one is garbage-collected. That apply
+    can't remove an owner reference of another manager, and an object with two controllers is
+    rejected: so this owner is no controller.
+    """
+    metadata = child["metadata"]
+    owners = [owner | {"controller": False} for owner in metadata.get("ownerReferences") or ()]
+    return child | {"metadata": metadata | ({"ownerReferences": owners} if owners else {})}
 
 
 def _status_body(job: Object, status: Object) -> Object:
