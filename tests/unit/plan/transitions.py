@@ -262,6 +262,11 @@ def unsuspend_refused(world: Recorded) -> None:
     refused(world)
 
 
+def unsuspend_into_conflict(world: Recorded) -> None:
+    unsuspend(world)
+    children_of_somebody_else(world)
+
+
 def refused(world: Recorded) -> None:
     world.see(refusal="exceeded quota: q")
 

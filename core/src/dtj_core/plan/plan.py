@@ -363,7 +363,11 @@ def _set_not_created(job: Job, status: Object, reason: str, message: str, condit
 
 def _wait_for(job: Job, status: Object, cause: pod_waits.Cause, conditions: Conditions) -> Plan:
     """Waits until what is in the way of the children is gone."""
-    if not is_stop_announced(status):  # _create_children must find the announcement
+    if is_stop_announced(status):
+        # The pods of the run before are about to go, and _create_children must find the announcement.
+        if cause.reason != Reason.PODS_PENDING:
+            status = _set_not_created(job, status, cause.reason, cause.message, conditions)
+    else:
         phase = running.GroupPhase(running=False, restarting=False, reason=cause.reason, message=cause.message)
         status = running.set_conditions(status, phase, conditions)
     wait = suspend.WAIT_SECONDS if cause.reason == Reason.PODS_PENDING else CONFLICT_SECONDS
