@@ -146,6 +146,7 @@ class Reflector:
         )
         async for batch in events:
             self.alive = self._clock()
+            self._table.served = True
             changed: set[Key] = set()
             for event in batch:
                 changed |= self._take(event["type"], event["object"])
