@@ -67,11 +67,12 @@ Start = Callable[..., Job]
 
 @pytest.fixture(scope="module")
 def start(namespace: Kubectl, shared_root: Path, image: str) -> Start:
-    def create(framework: str, name: str, script: str = SCRIPT.name, **variables: object) -> Job:
+    def create(framework: str, name: str, script: str = SCRIPT.name, warm: str = "Auto", **variables: object) -> Job:
         environ = {"TIMES": f"{names.DEFAULT_CHECKPOINT_DIR}/times/{name}", "HF_HUB_OFFLINE": 1, **variables}
         spec: Object = {
             "replicas": PODS,
             "processesPerPod": LOCAL_RANKS,
+            "warmWorkers": warm,
             "image": image,
             "backend": "gloo",
             "entrypoint": {"script": f"scripts/{script}", "args": [framework]},
@@ -134,8 +135,19 @@ def test_undisturbed_training_completes_and_its_steps_are_known(undisturbed: Job
         assert (progress["step"], progress["stepSource"]) == (STEPS, "Optimizer")
 
 
-def test_killed_rank_comes_back_by_its_own_checkpoint(undisturbed: Job, framework: str, start: Start) -> None:
-    job = start(framework, f"{framework}-killed", PAUSE=1.5)
+def test_undisturbed_training_without_warm_workers_has_the_same_result(
+    undisturbed: Job, framework: str, start: Start
+) -> None:
+    job = start(framework, f"{framework}-plain", warm="Never")
+    job.wait("Complete", LIMIT)
+    assert result(job.folder) == pytest.approx(result(undisturbed.folder), rel=1e-6)
+
+
+@pytest.mark.parametrize("warm", ["Auto", "Never"])
+def test_killed_rank_comes_back_by_its_own_checkpoint(
+    undisturbed: Job, framework: str, warm: str, start: Start
+) -> None:
+    job = start(framework, f"{framework}-killed-{warm.lower()}", warm=warm, PAUSE=1.5)
     until_step(job, KILL_AT)
     victim = logbook.newest(entries(job), PODS * LOCAL_RANKS - 1)
     pod = f"{job.name}-{PODS - 1}"

@@ -56,8 +56,7 @@ def under_torchrun(framework: str, folder: Path) -> dict[str, Any]:
     return result(folder)
 
 
-def under_dtj(framework: str, folder: Path, *, warm: str, kill: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the result and the job's status."""
+def run_dtj(framework: str, folder: Path, *, warm: str, **variables: str) -> subprocess.CompletedProcess[str]:
     job = {
         "apiVersion": "training.dtj.dev/v1alpha1",
         "kind": "DistributedTrainingJob",
@@ -69,24 +68,43 @@ def under_dtj(framework: str, folder: Path, *, warm: str, kill: bool = False) ->
             "backend": "gloo",
             "engine": "deepspeed" if framework == "deepspeed" else "torch",
             "entrypoint": {"script": str(SCRIPT), "args": [framework, str(folder)]},
-            "env": [{"name": "KILL", "value": "1" if kill else ""}],
+            "env": [{"name": name, "value": value} for name, value in variables.items()],
             "warmWorkers": warm,
             "restart": {"maxRestarts": 1},
         },
     }
     folder.mkdir(parents=True)
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
-    done = subprocess.run(
+    return subprocess.run(
         [*RUN, "--logs", "--run-dir", str(folder / "run"), str(folder / "job.yaml")],
         env=environ(), capture_output=True, text=True, timeout=LIMIT, cwd=folder,
     )  # fmt: skip
+
+
+def under_dtj(framework: str, folder: Path, *, warm: str, kill: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the result and the job's status."""
+    done = run_dtj(framework, folder, warm=warm, **({"KILL": "1"} if kill else {}))
     assert done.returncode == 0, done.stdout + done.stderr
     return result(folder), json.loads(done.stdout)["status"]
 
 
-def test_undisturbed_training_ends_as_under_torchrun(framework: str, tmp_path: Path) -> None:
+def processes_of(folder: Path) -> list[str]:
+    """Returns the commands of this machine's processes that name the folder."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(folder) in command:
+            found.append(command)
+    return found
+
+
+@pytest.mark.parametrize("warm", ["Auto", "Never"])
+def test_undisturbed_training_ends_as_under_torchrun(framework: str, warm: str, tmp_path: Path) -> None:
     reference = under_torchrun(framework, tmp_path / "torchrun")
-    found, status = under_dtj(framework, tmp_path / "dtj", warm="Auto")
+    found, status = under_dtj(framework, tmp_path / "dtj", warm=warm)
     assert found["step"] == reference["step"] == STEPS
     assert found["sum"] == pytest.approx(reference["sum"], abs=1e-6)
     assert status["progress"]["step"] > 0
@@ -100,6 +118,19 @@ def test_killed_training_ends_with_the_undisturbed_result(framework: str, warm: 
     assert found["sum"] == pytest.approx(whole["sum"], abs=1e-6)
     assert status["restarts"]["counted"] == 1
     assert any(failure["signal"] == "SIGKILL" and failure["rank"] == 1 for failure in status["failures"])
+
+
+@pytest.mark.parametrize("warm", ["Auto", "Never"])
+def test_failed_training_reports_its_own_error_and_leaves_nothing(framework: str, warm: str, tmp_path: Path) -> None:
+    done = run_dtj(framework, tmp_path / "failed", warm=warm, FAIL="1")
+    assert done.returncode == 1, done.stdout + done.stderr
+    status = json.loads(done.stdout)["status"]
+    assert (status["phase"], status["restarts"]["counted"]) == ("Failed", 1)
+    failure = status["failures"][-1]
+    assert (failure["rank"], failure["exitCode"]) == (1, 1)
+    assert "ValueError: planted in the training" in failure["message"]
+    assert done.stderr.count("ValueError: planted in the training") >= 2, "once in the log of each attempt"
+    assert not processes_of(tmp_path / "failed")
 
 
 def test_transformers_reports_its_progress_by_itself(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ checkpoint. Rank 0 writes its weights' sum and its step to FOLDER/result.json; F
 omitted. Variables change what is around the training:
 
 KILL=1: rank 1 kills itself at step KILL_AT of the first attempt.
+FAIL=1: rank 1 raises an error at that step of each attempt.
 PAUSE: seconds of sleep after each step.
 TIMES: a folder for the moments of each rank and attempt, in the format of benchmarks/recovery/logbook.py.
 """
@@ -42,6 +43,8 @@ def after_step(step: int) -> None:
     time.sleep(float(os.environ.get("PAUSE") or 0))
     if os.environ.get("KILL") == "1" and ATTEMPT == 0 and step == KILL_AT and RANK == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    if os.environ.get("FAIL") == "1" and step == KILL_AT and RANK == 1:
+        raise ValueError("planted in the training")
 
 
 def finish(folder: Path, model: torch.nn.Module, step: int) -> None:
