@@ -41,6 +41,8 @@ NOTES = {
         "The age is how old the progress in a status is before it is written again; the worst of all jobs. `floor` is a"
         " client alone, after the operator's end in each trial: it writes as many statuses a second of the same jobs"
         " with the same HTTP client, and follows the jobs by a watch; it has no agents, no other cache and no plan."
+        " Writes and reads are those about jobs: for its lease and its claim a leader makes 0.7 writes and 0.4 reads"
+        " a second, however many jobs there are."
     ),
     "many": "Jobs are created in waves of 500, each when the last one runs; then a minute of rest.",
     "silent": "The time from the create of one job until its Service, Secret and StatefulSet exist.",
@@ -48,7 +50,7 @@ NOTES = {
         "The delay of the event loop has the resolution of its metric's buckets. Here the operator goes before the"
         " control plane: on two cores it would else be late because they run, by 100 to 250 ms."
     ),
-    "leaders": "By the control plane's test: no object is lost or made twice, no step of a status goes back.",
+    "leaders": "By the control plane's test: no object is lost or made twice, and each status ends as its job does.",
 }
 Judge = Callable[[float], bool]
 
