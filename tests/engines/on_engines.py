@@ -20,6 +20,7 @@ import yaml
 
 from benchmarks.recovery.learning import has_learned
 from tests.engines.marks import GO_SECONDS, KILL_AT
+from tests.lib.launchers import misread, parser_of
 
 HERE = Path(__file__).parent
 RUN = (sys.executable, "-m", "dtj.main", "run", "--plain", "-o", "json", "--logs")
@@ -150,3 +151,8 @@ def test_restart_forks_ranks_with_what_the_first_attempt_imported(
     assert found["ahead"] == [KINDS[kind][0]]
     assert_same(found, reference)
     assert (status["attempt"], status["restarts"]["inPlace"]) == (2, 1)
+
+
+def test_every_flag_of_horovodrun_is_read_as_horovod_reads_it() -> None:
+    launch = pytest.importorskip("horovod.runner.launch", reason="hack/engines.sh installs it")
+    assert misread("horovodrun", parser_of(launch.parse_args)) == []

@@ -43,6 +43,21 @@ TAKEN_OUT: dict[str, tuple[str, list[str], int | None, dict[str, Any]]] = {
         4,
         {"env": {"ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_USE_CPU": "true"}, "nodes": (2, 2)},
     ),
+    "accelerate's flag without a value": (
+        "accelerate launch --num_machines 2 --num_processes 8 --same_network --mixed_precision bf16 t.py",
+        [*PYTHON, "t.py"],
+        4,
+        {"env": {"ACCELERATE_MIXED_PRECISION": "bf16"}},
+    ),
+    "deepspeed's other name of a flag": (
+        "deepspeed --no_local_rank --num_accelerators 8 --no_ssh_check -q t.py", [*PYTHON, "t.py"], 8, {}
+    ),
+    "horovodrun's flags in front of the command": (
+        "horovodrun -np 4 --blacklist-cooldown-range 60 120 -i /root/.ssh/id --hierarchical-allreduce python t.py",
+        ["python", "t.py"],
+        2,
+        {"unused": ("--blacklist-cooldown-range", "--hierarchical-allreduce")},
+    ),
     "deepspeed without its argument": ("deepspeed --no_local_rank --num_gpus 8 t.py", [*PYTHON, "t.py"], 8, {}),
     "horovodrun": (
         "horovodrun -np 4 -H a:2,b:2 --timeline-filename /t.json python train.py --lr 1",

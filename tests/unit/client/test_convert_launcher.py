@@ -103,6 +103,29 @@ CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         },
         ["only the launcher acts on it", "one for each pod"],
     ),
+    "accelerate's flag without a value": (
+        "accelerate launch --num_machines 2 --num_processes 8 --same_network --mixed_precision bf16 t.py",
+        {
+            "spec.processesPerPod": 4,
+            f"{CONTAINER}.env": [{"name": "ACCELERATE_MIXED_PRECISION", "value": "bf16"}],
+            "spec.entrypoint": {"script": "t.py"},
+        },
+        ["not needed: line 1: --same_network:", "--mixed_precision (bf16)"],
+    ),
+    "numbers behind a plugin's file": (
+        "accelerate launch --use_deepspeed --deepspeed_config_file conf/ds.json --num_machines 2 t.py",
+        {"spec.replicas": 2},
+        ["--deepspeed_config_file (conf/ds.json): only the launcher acts on it"],
+    ),
+    "horovodrun's flags in front of the command": (
+        "horovodrun -np 4 --blacklist-cooldown-range 60 120 -i /root/.ssh/id --no-stall-check python t.py",
+        {"spec.entrypoint": {"script": "t.py"}, "spec.processesPerPod": 4},
+        [
+            "--blacklist-cooldown-range (60 120)",
+            "not needed: line 1: -i (/root/.ssh/id)",
+            "--no-stall-check: set HOROVOD_STALL_CHECK_DISABLE to 1",
+        ],
+    ),
     "deepspeed": (
         "deepspeed --num_nodes 2 --num_gpus 4 --hostfile h --master_port 1 t.py --deepspeed ds.json",
         {"spec.replicas": 2, "spec.processesPerPod": 4, "spec.entrypoint.args": ["--deepspeed", "ds.json"]},

@@ -24,13 +24,15 @@ class How(enum.Enum):
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag of a launcher, with `_` for every `-` inside its name."""
+    """A flag of a launcher, with `_` for every `-` inside its name; `*` at its end stands for all that begin so."""
 
     name: str
     how: How
     text: str
     bare: bool = False
     """Whether the flag stands without a value."""
+    pair: bool = False
+    """Whether the flag takes two values."""
     keep: bool = False
     """Whether the launcher itself must run, because only the launcher acts on the flag."""
     counts: bool = False
@@ -76,6 +78,8 @@ TORCHRUN = (
     Flag("redirects", How.NOT_CARRIED, _LOGS),
     Flag("tee", How.NOT_NEEDED, _LOGS),
     Flag("local_ranks_filter", How.NOT_CARRIED, _LOGS),
+    Flag("duplicate_stdout_filters", How.NOT_CARRIED, _LOGS),
+    Flag("duplicate_stderr_filters", How.NOT_CARRIED, _LOGS),
     Flag("logs_specs", How.NOT_CARRIED, _LOGS),
     Flag("use_env", How.NOT_NEEDED, "ranks always read LOCAL_RANK from the environment", bare=True),
     Flag("use_agent_store", How.NOT_NEEDED, "the agent serves the store"),
@@ -87,6 +91,7 @@ TORCHRUN = (
 )
 
 _PLUGIN = "only the launcher acts on it, so accelerate launch stays: one launcher for each pod"
+_TPU = "it has an effect on TPUs alone"
 ACCELERATE = (
     Flag("num_processes", How.OTHER, "spec.processesPerPod, divided by the number of machines"),
     Flag("num_machines", How.OTHER, "spec.replicas"),
@@ -95,13 +100,13 @@ ACCELERATE = (
     NO_PYTHON,
     Flag("multi_gpu", How.NOT_NEEDED, "more than one rank is multi-GPU", bare=True),
     Flag("cpu", How.OTHER, "ACCELERATE_USE_CPU of the workers", bare=True, env="ACCELERATE_USE_CPU"),
-    Flag("mixed_precision", How.OTHER, "ACCELERATE_MIXED_PRECISION of the workers", env="ACCELERATE_MIXED_PRECISION"),
-    Flag("dynamo_backend", How.OTHER, "ACCELERATE_DYNAMO_BACKEND of the workers", env="ACCELERATE_DYNAMO_BACKEND"),
-    Flag(
-        "gradient_accumulation_steps",
-        How.OTHER,
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS of the workers",
-        env="ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+    *(
+        Flag(name, How.OTHER, f"ACCELERATE_{name.upper()} of the workers", env=f"ACCELERATE_{name.upper()}")
+        for name in ("mixed_precision", "dynamo_backend", "dynamo_mode", "gradient_accumulation_steps")
+    ),
+    *(
+        Flag(name, How.OTHER, f"ACCELERATE_{name.upper()} of the workers", bare=True, env=f"ACCELERATE_{name.upper()}")
+        for name in ("dynamo_use_fullgraph", "dynamo_use_dynamic", "dynamo_use_regional_compilation")
     ),
     Flag("num_cpu_threads_per_process", How.OTHER, "OMP_NUM_THREADS of the workers", env="OMP_NUM_THREADS"),
     *(
@@ -112,16 +117,32 @@ ACCELERATE = (
             "main_process_port",
             "rdzv_backend",
             "rdzv_conf",
-            "same_network",
             "deepspeed_multinode_launcher",
         )
     ),
+    Flag("same_network", How.NOT_NEEDED, RENDEZVOUS, bare=True),
     Flag("deepspeed_hostfile", How.NOT_NEEDED, RENDEZVOUS, counts=True),
+    Flag("mpirun_hostfile", How.NOT_NEEDED, RENDEZVOUS, counts=True),
     Flag("config_file", How.OTHER, _PLUGIN, keep=True, counts=True),
     Flag("use_deepspeed", How.OTHER, _PLUGIN, bare=True, keep=True),
     Flag("use_fsdp", How.OTHER, _PLUGIN, bare=True, keep=True),
     Flag("use_megatron_lm", How.OTHER, _PLUGIN, bare=True, keep=True),
     Flag("use_parallelism_config", How.OTHER, _PLUGIN, bare=True, keep=True),
+    Flag("fp8_use_autocast_during_eval", How.OTHER, _PLUGIN, bare=True, keep=True),
+    *(
+        Flag(name, How.OTHER, _PLUGIN, keep=True)
+        for name in (
+            "deepspeed_*",
+            "zero_stage",
+            "zero3_*",
+            "offload_*",
+            "gradient_clipping",
+            "fsdp_*",
+            "megatron_lm_*",
+            "parallelism_config_*",
+            "fp8_*",
+        )
+    ),
     Flag("gpu_ids", How.NOT_CARRIED, "a pod sees the GPUs that it requests"),
     Flag("monitor_interval", How.NOT_NEEDED, "the agent notices the end of a process at once"),
     Flag("debug", How.NOT_CARRIED, "set ACCELERATE_DEBUG_MODE in the container's env", bare=True),
@@ -130,6 +151,12 @@ ACCELERATE = (
     Flag("tee", How.NOT_NEEDED, _LOGS),
     Flag("log_dir", How.NOT_CARRIED, _LOGS),
     Flag("tpu", How.REFUSED, "jobs run on GPUs or processors: remove it", bare=True),
+    *(Flag(name, How.NOT_NEEDED, _TPU) for name in ("vm", "env", "main_training_function")),
+    *(
+        Flag(name, How.NOT_NEEDED, _TPU, bare=True)
+        for name in ("tpu_cluster", "no_tpu_cluster", "tpu_use_sudo", "downcast_bf16")
+    ),
+    Flag("aws_*", How.NOT_NEEDED, "it has an effect on SageMaker alone"),
     Flag("use_xpu", How.NOT_CARRIED, "request the accelerator in the container's resources", bare=True),
     Flag("enable_cpu_affinity", How.NOT_CARRIED, "bind in the script", bare=True),
 )
@@ -146,6 +173,7 @@ DEEPSPEED = (
         for name in ("master_addr", "master_port", "node_rank", "launcher", "launcher_args", "ssh_port")
     ),
     Flag("no_ssh", How.NOT_NEEDED, RENDEZVOUS, bare=True),
+    Flag("no_ssh_check", How.NOT_NEEDED, RENDEZVOUS, bare=True),
     Flag("force_multi", How.NOT_NEEDED, RENDEZVOUS, bare=True),
     Flag("no_local_rank", How.NOT_NEEDED, "ranks always read LOCAL_RANK from the environment", bare=True),
     Flag("elastic_training", How.OTHER, "spec.elastic, with --min_elastic_nodes and --max_elastic_nodes", bare=True),
@@ -158,8 +186,13 @@ DEEPSPEED = (
     Flag("autotuning", How.REFUSED, "run the autotuner by itself, and convert the job with its result"),
     Flag("enable_each_rank_log", How.NOT_CARRIED, _LOGS),
     Flag("save_pid", How.NOT_NEEDED, "the agent owns the processes", bare=True),
+    Flag("venv_script", How.NOT_CARRIED, "set PATH in the container's env, or name the Python of the environment"),
+    Flag("log_level", How.NOT_NEEDED, "no launcher is left to log"),
+    Flag("quiet", How.NOT_NEEDED, "no launcher is left to log", bare=True),
 )
 
+_GLOO = "ranks meet by gloo"
+_DEFAULT = "it is the default"
 HOROVODRUN = (
     Flag("num_proc", How.OTHER, "spec.processesPerPod, times spec.replicas"),
     Flag("slots_per_host", How.OTHER, "spec.processesPerPod"),
@@ -174,19 +207,60 @@ HOROVODRUN = (
     Flag("gloo", How.NOT_NEEDED, "the engine horovod uses gloo", bare=True),
     Flag("network_interfaces", How.OTHER, "spec.network.interface"),
     Flag("reset_limit", How.NOT_CARRIED, f"set {MAX_RESTARTS}"),
-    Flag("blacklist_cooldown_range", How.NOT_CARRIED, "set spec.restart.avoidNodes"),
+    Flag("blacklist_cooldown_range", How.NOT_CARRIED, "set spec.restart.avoidNodes", pair=True),
     Flag("disable_cache", How.NOT_NEEDED, "there are no checks by ssh", bare=True),
     Flag("verbose", How.NOT_CARRIED, "set HOROVOD_LOG_LEVEL in the container's env", bare=True),
     Flag("output_filename", How.NOT_CARRIED, _LOGS),
     Flag("prefix_output_with_timestamp", How.NOT_CARRIED, _LOGS, bare=True),
-    Flag("timeline_filename", How.OTHER, "HOROVOD_TIMELINE of the workers", env="HOROVOD_TIMELINE"),
-    Flag("cycle_time_ms", How.OTHER, "HOROVOD_CYCLE_TIME of the workers", env="HOROVOD_CYCLE_TIME"),
-    Flag("cache_capacity", How.OTHER, "HOROVOD_CACHE_CAPACITY of the workers", env="HOROVOD_CACHE_CAPACITY"),
-    Flag("log_level", How.OTHER, "HOROVOD_LOG_LEVEL of the workers", env="HOROVOD_LOG_LEVEL"),
+    *(
+        Flag(name, How.OTHER, f"{variable} of the workers", env=variable)
+        for name, variable in (
+            ("timeline_filename", "HOROVOD_TIMELINE"),
+            ("cycle_time_ms", "HOROVOD_CYCLE_TIME"),
+            ("cache_capacity", "HOROVOD_CACHE_CAPACITY"),
+            ("log_level", "HOROVOD_LOG_LEVEL"),
+            ("stall_check_warning_time_seconds", "HOROVOD_STALL_CHECK_TIME_SECONDS"),
+            ("stall_check_shutdown_time_seconds", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"),
+            ("num_nccl_streams", "HOROVOD_NUM_NCCL_STREAMS"),
+            ("thread_affinity", "HOROVOD_THREAD_AFFINITY"),
+            ("gloo_timeout_seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS"),
+        )
+    ),
     Flag("fusion_threshold_mb", How.NOT_CARRIED, "set HOROVOD_FUSION_THRESHOLD, in bytes, in the container's env"),
-    Flag("autotune", How.NOT_CARRIED, "set HOROVOD_AUTOTUNE to 1 in the container's env", bare=True),
-    Flag("mpi", How.REFUSED, "ranks meet by gloo: remove it", bare=True),
-    Flag("mpi_args", How.REFUSED, "ranks meet by gloo: remove it"),
+    *(
+        Flag(name, How.NOT_CARRIED, f"set {variable} to 1 in the container's env", bare=True)
+        for name, variable in (
+            ("autotune", "HOROVOD_AUTOTUNE"),
+            ("hierarchical_allreduce", "HOROVOD_HIERARCHICAL_ALLREDUCE"),
+            ("hierarchical_allgather", "HOROVOD_HIERARCHICAL_ALLGATHER"),
+            ("torus_allreduce", "HOROVOD_TORUS_ALLREDUCE"),
+            ("timeline_mark_cycles", "HOROVOD_TIMELINE_MARK_CYCLES"),
+            ("no_stall_check", "HOROVOD_STALL_CHECK_DISABLE"),
+            ("tcp", "NCCL_IB_DISABLE"),
+        )
+    ),
+    Flag("autotune_*", How.NOT_CARRIED, "set its variable HOROVOD_AUTOTUNE_… in the container's env"),
+    *(
+        Flag(name, How.NOT_NEEDED, _DEFAULT, bare=True)
+        for name in (
+            "no_autotune",
+            "no_hierarchical_allreduce",
+            "no_hierarchical_allgather",
+            "no_torus_allreduce",
+            "no_timeline_mark_cycles",
+            "stall_check",
+        )
+    ),
+    *(
+        Flag(name, How.NOT_CARRIED, "set HOROVOD_LOG_HIDE_TIME in the container's env", bare=True)
+        for name in ("log_with_timestamp", "log_without_timestamp", "log_hide_timestamp", "no_log_hide_timestamp")
+    ),
+    Flag("mpi_threads_disable", How.NOT_NEEDED, _GLOO, bare=True),
+    Flag("no_mpi_threads_disable", How.NOT_NEEDED, _GLOO, bare=True),
+    Flag("binding_args", How.NOT_CARRIED, "bind in the script"),
+    Flag("mpi", How.REFUSED, f"{_GLOO}: remove it", bare=True),
+    Flag("jsrun", How.REFUSED, f"{_GLOO}: remove it", bare=True),
+    Flag("mpi_args", How.REFUSED, f"{_GLOO}: remove it"),
     Flag("config_file", How.REFUSED, "write its settings as variables in the container's env"),
 )
 
@@ -207,18 +281,26 @@ MODULES = {
     "deepspeed.launcher.runner": "deepspeed",
 }
 ALIASES = {
-    "nproc": "nproc_per_node",
-    "H": "hostfile",
-    "i": "include",
-    "e": "exclude",
-    "r": "redirects",
-    "t": "tee",
-    "m": "module",
-    "np": "num_proc",
-    "min_np": "min_num_proc",
-    "max_np": "max_num_proc",
-    "p": "ssh_port",
-    "multi-gpu": "multi_gpu",
+    "torchrun": {"nproc": "nproc_per_node", "r": "redirects", "t": "tee", "m": "module"},
+    "accelerate launch": {"q": "quiet", "t": "tee", "m": "module"},
+    "deepspeed": {
+        "H": "hostfile",
+        "i": "include",
+        "e": "exclude",
+        "q": "quiet",
+        "m": "module",
+        "num_accelerators": "num_gpus",
+    },
+    "horovodrun": {
+        "np": "num_proc",
+        "min_np": "min_num_proc",
+        "max_np": "max_num_proc",
+        "H": "hosts",
+        "p": "ssh_port",
+        "i": "ssh_identity_file",
+        "network_interface": "network_interfaces",
+        "prefix_timestamp": "prefix_output_with_timestamp",
+    },
 }
 
 
@@ -227,7 +309,6 @@ def split(launcher: str, arguments: Sequence[str]) -> tuple[list[tuple[str, str,
 
     An unknown flag has no Flag. Its value is the next argument, unless that begins with `-` or is a Python file.
     """
-    table = {flag.name: flag for flag in TABLES[launcher]}
     own: list[tuple[str, str, Flag | None]] = []
     rest = iter(range(len(arguments)))
     for place in rest:
@@ -237,15 +318,31 @@ def split(launcher: str, arguments: Sequence[str]) -> tuple[list[tuple[str, str,
         if argument == "--":
             return own, list(arguments[place + 1 :])
         option, equals, value = argument.partition("=")
-        name = option.lstrip("-").replace("-", "_")
-        flag = table.get(ALIASES.get(name, name))
-        following = arguments[place + 1] if place + 1 < len(arguments) else ""
-        takes = not flag.bare if flag else bool(following) and not following.startswith("-") and not _is_file(following)
-        if not equals and takes:
-            value = following
-            next(rest, None)
+        flag = _find(launcher, option)
+        if not equals:
+            values = arguments[place + 1 : place + 1 + _values(flag, arguments[place + 1 :])]
+            value = " ".join(values)
+            for _ in values:
+                next(rest)
         own.append((option, value, flag))
     return own, []
+
+
+def _find(launcher: str, option: str) -> Flag | None:
+    """Returns the flag of an option as written; None if the launcher's table has none."""
+    name = option.lstrip("-").replace("-", "_")
+    name = ALIASES[launcher].get(name, name)
+    table = TABLES[launcher]
+    families = (flag for flag in table if flag.name.endswith("*") and name.startswith(flag.name[:-1]))
+    return next((flag for flag in table if flag.name == name), None) or next(families, None)
+
+
+def _values(flag: Flag | None, following: Sequence[str]) -> int:
+    """Returns the number of values that a flag takes from the arguments behind it."""
+    if flag:
+        return 0 if flag.bare else 2 if flag.pair else 1
+    first = following[0] if following else ""
+    return int(bool(first) and not first.startswith("-") and not _is_file(first))
 
 
 def _is_file(argument: str) -> bool:
