@@ -118,9 +118,10 @@ CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         ["--deepspeed_config_file (conf/ds.json): only the launcher acts on it"],
     ),
     "horovodrun's flags in front of the command": (
-        "horovodrun -np 4 --blacklist-cooldown-range 60 120 -i /root/.ssh/id --no-stall-check python t.py",
+        "horovodrun -np 4 --min-np 2 --blacklist-cooldown-range 60 120 -i /root/.ssh/id --no-stall-check python t.py",
         {"spec.entrypoint": {"script": "t.py"}, "spec.processesPerPod": 4},
         [
+            "not carried over: line 1: --min-np (2): set spec.elastic.minReplicas, in pods",
             "--blacklist-cooldown-range (60 120)",
             "not needed: line 1: -i (/root/.ssh/id)",
             "--no-stall-check: set HOROVOD_STALL_CHECK_DISABLE to 1",

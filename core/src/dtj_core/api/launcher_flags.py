@@ -196,8 +196,8 @@ _DEFAULT = "it is the default"
 HOROVODRUN = (
     Flag("num_proc", How.OTHER, "spec.processesPerPod, times spec.replicas"),
     Flag("slots_per_host", How.OTHER, "spec.processesPerPod"),
-    Flag("min_num_proc", How.OTHER, "spec.elastic.minReplicas, in pods"),
-    Flag("max_num_proc", How.OTHER, "spec.elastic.maxReplicas, in pods"),
+    Flag("min_num_proc", How.NOT_CARRIED, "set spec.elastic.minReplicas, in pods"),
+    Flag("max_num_proc", How.NOT_CARRIED, "set spec.elastic.maxReplicas, in pods"),
     Flag("hosts", How.NOT_NEEDED, RENDEZVOUS),
     Flag("hostfile", How.NOT_NEEDED, RENDEZVOUS),
     *(
@@ -205,7 +205,7 @@ HOROVODRUN = (
         for name in ("host_discovery_script", "ssh_port", "ssh_identity_file", "start_timeout", "elastic_timeout")
     ),
     Flag("gloo", How.NOT_NEEDED, "the engine horovod uses gloo", bare=True),
-    Flag("network_interfaces", How.OTHER, "spec.network.interface"),
+    Flag("network_interfaces", How.NOT_CARRIED, "set spec.network.interface"),
     Flag("reset_limit", How.NOT_CARRIED, f"set {MAX_RESTARTS}"),
     Flag("blacklist_cooldown_range", How.NOT_CARRIED, "set spec.restart.avoidNodes", pair=True),
     Flag("disable_cache", How.NOT_NEEDED, "there are no checks by ssh", bare=True),
