@@ -17,6 +17,7 @@ LAUNCHERS = {
     "python -m": ["python3", "-u", "-m", "torch.distributed.run", "train.py"],
     "the old name": ["python", "-m", "torch.distributed.launch", "--use_env", "train.py"],
     "accelerate": ["accelerate", "launch", "train.py"],
+    "accelerate's program for launch alone": ["/opt/venv/bin/accelerate-launch", "train.py"],
     "accelerate as a module": ["python3", "-m", "accelerate.commands.launch", "train.py"],
     "deepspeed": ["deepspeed", "--num_gpus", "8", "train.py"],
     "a shell": ["bash", "-c", "cd /app && exec torchrun --master_port=$MASTER_PORT train.py"],

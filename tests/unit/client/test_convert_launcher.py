@@ -195,7 +195,7 @@ CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 }
 KEPT = {
     "accelerate": (
-        "uv run accelerate launch t.py",
+        "uv run accelerate-launch t.py",
         "accelerate goes by flags of its own: in a job of several pods",
     ),
     "deepspeed": ("numactl -N 0 deepspeed t.py", "pass --no_ssh --node_rank $RANK --master_addr $MASTER_ADDR"),

@@ -17,7 +17,7 @@ ACCELERATE = (
 )
 # Flags that give a launcher its place, for those that are not made to read the variables.
 OWN_FLAGS = {
-    r"accelerate(?:\s+launch|\.commands)": ("accelerate", ACCELERATE),
+    r"accelerate(?:(?:\s+|-)launch|\.commands)": ("accelerate", ACCELERATE),
     r"deepspeed(?=\s|\.launcher)": (
         "deepspeed",
         "--no_ssh --node_rank $RANK --master_addr $MASTER_ADDR --master_port $MASTER_PORT, and a --hostfile",
