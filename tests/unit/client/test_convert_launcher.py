@@ -8,6 +8,7 @@ import pytest
 
 from dtj.convert import shell
 from dtj.errors import InputError
+from dtj_agent.workers.launchers import is_launcher
 from dtj_core.api import launcher_flags as flags
 from dtj_core.api.launcher_flags import How
 from tests.unit.client.converted import IMAGE, at, notes, one
@@ -62,7 +63,29 @@ CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         {"spec.entrypoint.args": ["--a"]},
         ["not carried over: line 1 (> log 2>&1): no shell reads the command any more"],
     ),
-    "a path": ("/opt/conda/bin/torchrun --standalone t.py", {"spec.entrypoint.script": "t.py"}, ["--standalone"]),
+    "a path, with Python beside it": (
+        "/opt/conda/bin/torchrun --standalone -m t",
+        {f"{CONTAINER}.command": ["/opt/conda/bin/python3", "-u", "-m", "t"], "spec.entrypoint": None},
+        [
+            "in another form: line 1: /opt/conda/bin/torchrun (/opt/conda/bin/python3): its Python is assumed to be",
+            "not needed: line 1: --standalone",
+        ],
+    ),
+    "a path of the system, with Python elsewhere": (
+        "/usr/local/bin/torchrun t.py",
+        {"spec.entrypoint": {"script": "t.py"}},
+        [],
+    ),
+    "an interpreter with a path": (
+        "/opt/venv/bin/python -m torch.distributed.run t.py",
+        {f"{CONTAINER}.command": ["/opt/venv/bin/python", "-u", "t.py"], "spec.entrypoint": None},
+        [],
+    ),
+    "an interpreter with a number": (
+        "python3.10 -u -m torch.distributed.run t.py",
+        {f"{CONTAINER}.command": ["python3.10", "-u", "t.py"], "spec.entrypoint": None},
+        [],
+    ),
     "an unknown flag": (
         "torchrun --colour red t.py",
         {"spec.entrypoint.script": "t.py"},
@@ -246,6 +269,21 @@ def test_every_flag_of_the_table_is_noted(launcher: str, flag: flags.Flag) -> No
     script = "-- t" if flag in (flags.MODULE, flags.NO_PYTHON) else "t.py"
     draft = one(f"{launcher} --{flag.name}{value} {script}", "run.sh", image=IMAGE, gpus=0)
     assert f"--{flag.name}" in notes(draft)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "/opt/conda/bin/accelerate launch",
+        "/opt/conda/bin/accelerate-launch",
+        "python3.10 -m accelerate.commands.launch",
+    ],
+)
+def test_accelerate_that_stays_is_the_one_of_the_file(program: str) -> None:
+    draft = one(f"{program} --use_fsdp t.py", "run.sh", image=IMAGE, gpus=0)
+    command = at(draft.job, f"{CONTAINER}.command")
+    assert command[2].startswith(f"exec {program} --num_machines $WORLD_SIZE ")
+    assert is_launcher(command), "else the agent starts one for each rank"
 
 
 @pytest.mark.parametrize(("command", "text"), KEPT.values(), ids=KEPT)

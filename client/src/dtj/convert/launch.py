@@ -33,6 +33,8 @@ OTHER_LAUNCHERS = {
         "the pod is the container itself, of the image that the job names",
     ),
 }
+_OF_SYSTEM = ("/bin", "/usr/bin", "/usr/local/bin")
+"""Folders of programs whose Python is in PATH, and perhaps in another folder."""
 
 
 @dataclass
@@ -92,7 +94,7 @@ def unwrap(
         return _in_shell(command, draft, where, values, processes, of_script)
     launcher, arguments = find(command)
     if launcher:
-        return _unwrapped(launcher, arguments, draft, where, values, _written(command, arguments), of_script)
+        return _unwrapped(launcher, arguments, draft, where, values, _program(command, arguments), of_script)
     if is_detected(command):  # behind a prefix such as numactl
         return _behind_prefix(command, draft, where, processes, of_script)
     return _shell_file(command, draft, where) if program.endswith(".sh") else Launch(command)
@@ -113,9 +115,21 @@ def is_detected(command: Sequence[str]) -> bool:
     return is_launcher([f"{' '.join(command)} "])
 
 
-def _written(command: Sequence[str], arguments: Sequence[str]) -> str:
+def _program(command: Sequence[str], arguments: Sequence[str]) -> list[str]:
     """Returns the launcher as the file has it."""
-    return " ".join(command[: len(command) - len(arguments)])
+    return list(command[: len(command) - len(arguments)])
+
+
+def _interpreter(program: Sequence[str], draft: Draft, where: str) -> str:
+    """Returns the Python that has the launcher, and so torch. Notes one that the file does not name."""
+    folder, name = posixpath.split(program[0])
+    if PYTHON.fullmatch(name):
+        return "python3" if program[0] == "python" else program[0]
+    if not folder or folder in _OF_SYSTEM or folder.endswith("/.local/bin"):
+        return "python3"
+    python = posixpath.join(folder, "python3")
+    draft.note(How.OTHER, f"{where}: {program[0]}", "its Python is assumed to be the one beside it", python)
+    return python
 
 
 def _unwrapped(
@@ -124,10 +138,11 @@ def _unwrapped(
     draft: Draft,
     where: str,
     values: shell.Values,
-    written: str,
+    program: Sequence[str],
     of_script: bool,
 ) -> Launch:
-    """Returns the command of a rank, without its launcher. `written` is the launcher as the file has it."""
+    """Returns the command of a rank, without its launcher. `program` is the launcher as the file has it."""
+    written = " ".join(program)
     own, script = flags.split(launcher, arguments)
     if not script:
         raise InputError(f"{where}: {launcher} starts no script: write it behind the flags, as in {launcher} train.py")
@@ -154,7 +169,7 @@ def _unwrapped(
     if limits := launch.limits:
         launch.nodes = (limits.get("min", 1), limits.get("max", limits.get("min", 1)))
     names = {flag.name for _, _, flag in own if flag}
-    passes_rank = launcher == "deepspeed" or "torch.distributed.launch" in written.split()
+    passes_rank = launcher == "deepspeed" or "torch.distributed.launch" in program
     if passes_rank and not names & {"no_local_rank", "use_env"}:
         draft.note(
             How.NOT_CARRIED,
@@ -162,13 +177,14 @@ def _unwrapped(
             f"{written} passed it to the script: read LOCAL_RANK from the environment instead",
         )
     if keep:
-        return _kept_accelerate(own, script, launch, draft, where, of_script)
+        return _kept_accelerate(program, own, script, launch, draft, where, of_script)
     if engine := flags.ENGINES.get(launcher):
         draft.put("spec.engine", engine)
     if flags.NO_PYTHON.name in names or launcher == "horovodrun":
         launch.command = script
     else:
-        launch.command = ["python3", "-u", *(["-m"] if flags.MODULE.name in names else []), *script]
+        python = _interpreter(program, draft, where)
+        launch.command = [python, "-u", *(["-m"] if flags.MODULE.name in names else []), *script]
     draft.note(
         How.NOT_NEEDED,
         f"{where}: {launcher}",
@@ -217,6 +233,7 @@ def _number(flag: flags.Flag, option: str, value: str, launch: Launch, draft: Dr
 
 
 def _kept_accelerate(
+    program: Sequence[str],
     own: Sequence[tuple[str, str, flags.Flag | None]],
     script: Sequence[str],
     launch: Launch,
@@ -236,7 +253,7 @@ def _kept_accelerate(
         for part in ([option, value] if value else [option])
     ]
     ranks = f" --num_processes {launch.total}" if launch.total else ""
-    text = f"exec accelerate launch {kept.ACCELERATE}{ranks} {kept.joined([*stay, *script], of_script)}"
+    text = f"exec {kept.joined(program, of_script)} {kept.ACCELERATE}{ranks} {kept.joined([*stay, *script], of_script)}"
     launch.command, launch.kept = ["sh", "-c", text], True
     draft.note(How.OTHER, f"{where}: accelerate launch", "stays, with the rendezvous of the pods: one for each pod")
     return launch
@@ -298,7 +315,7 @@ def _in_shell(
         _, script = flags.split(launcher, rest) if launcher else ([], [])
         open_ends = [name for part in (*script, *env.values(), directory) for name in shell.unknown(part)]
         if launcher and (of_script or not open_ends):
-            launch = _unwrapped(launcher, rest, draft, where, known, _written(arguments, rest), of_script)
+            launch = _unwrapped(launcher, rest, draft, where, known, _program(arguments, rest), of_script)
             if launch.kept:
                 return launch
             launch.env = {**{name: value for name, value in env.items() if not shell.unknown(value)}, **launch.env}

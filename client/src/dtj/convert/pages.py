@@ -135,6 +135,8 @@ dtj convert --image registry.example/train:1 --gpus 8 run.sh
         """The agent does a launcher's work: it starts the ranks with torchrun's environment, and restarts the group.
 So the launcher is taken out of the command, here and in every other kind of file.
 `python -m torch.distributed.run` and `python -m torch.distributed.launch` are torchrun.
+The Python of the launcher runs the script: `/opt/venv/bin/python -m torch.distributed.run` keeps its Python, and \
+`/opt/conda/bin/torchrun` is assumed to have `/opt/conda/bin/python3`.
 A launcher stays where only the launcher can act on a flag (`accelerate launch --config_file`), and inside of \
 shell text that does more than to start it.
 The agent then starts one launcher for each pod.
