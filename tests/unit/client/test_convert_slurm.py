@@ -95,6 +95,19 @@ CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         {f"{CONTAINER}.resources.limits": {"memory": "8Gi"}},
         [],
     ),
+    "memory of a task's only processor": (
+        script("--ntasks-per-node=8", "--mem-per-cpu=4G"),
+        {
+            f"{CONTAINER}.resources.limits": {"memory": "32Gi"},
+            f"{CONTAINER}.resources.requests": {"memory": "32Gi", "cpu": "8"},
+        },
+        [],
+    ),
+    "memory of a GPU's processors": (
+        script("--ntasks-per-node=8", "--gpus-per-node=2", "--cpus-per-gpu=6", "--mem-per-cpu=1G"),
+        {f"{CONTAINER}.resources.requests": {"memory": "12Gi", "cpu": "12"}},
+        [],
+    ),
     "time": (script("--time=1-02:00:00"), {"spec.activeDeadlineSeconds": 93600}, ["--time (1-02:00:00)"]),
     "minutes": (script("--time=30"), {"spec.activeDeadlineSeconds": 1800}, []),
     "minutes and seconds": (script("--time=10:30"), {"spec.activeDeadlineSeconds": 630}, []),

@@ -19,9 +19,11 @@ def resources(allocation: Allocation) -> Object:
     cpus = (allocation.number("--cpus-per-task") or 0) * tasks or (allocation.number("--cpus-per-gpu") or 0) * (
         gpus or 0
     )
+    if "--mem-per-cpu" in allocation.options:
+        cpus = cpus or tasks  # Slurm's default is one for each task
     if cpus:
         requests["cpu"] = str(cpus)
-    for name, times in (("--mem", 1), ("--mem-per-cpu", cpus or 1), ("--mem-per-gpu", gpus or 1)):
+    for name, times in (("--mem", 1), ("--mem-per-cpu", cpus), ("--mem-per-gpu", gpus or 1)):
         if name in allocation.options and (
             memory := quantity(allocation.options[name], allocation.places[name], name, times)
         ):

@@ -24,7 +24,12 @@ DIRECTIVES = (
     Field("--cpus-per-task", How.OTHER, "cpu in the container's resources.requests, for all tasks of a node"),
     Field("--cpus-per-gpu", How.OTHER, "cpu in the container's resources.requests, for all GPUs of a node"),
     Field("--mem", How.OTHER, "memory in the container's resources, in Mi, Gi or Ti; 0, all of the node, is left out"),
-    Field("--mem-per-cpu", How.OTHER, "memory in the container's resources, for all processors of a node"),
+    Field(
+        "--mem-per-cpu",
+        How.OTHER,
+        "memory in the container's resources, for all processors of a node; one for each task, which becomes the"
+        " request for cpu, without --cpus-per-task and --cpus-per-gpu",
+    ),
     Field("--mem-per-gpu", How.OTHER, "memory in the container's resources, for all GPUs of a node"),
     Field("--time", How.OTHER, "spec.activeDeadlineSeconds"),
     Field("--job-name", How.OTHER, "metadata.name"),
