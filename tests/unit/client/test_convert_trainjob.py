@@ -8,6 +8,7 @@ import pytest
 
 from dtj.convert.documents import runtimes
 from dtj.errors import InputError
+from dtj_core.api.launcher_flags import How
 from tests.unit.client.converted import RUNTIME, TRAINJOB, at, changed, lost, notes, one, parsed
 
 JOB = "spec.template.spec.replicatedJobs[0]"
@@ -253,6 +254,34 @@ def test_override_of_an_initializer_is_not_called_joined() -> None:
     lines = [str(note) for note in draft.notes if "podTemplateOverrides[0]" in note.path]
     assert len(lines) == 1
     assert lines[0].startswith("not carried over: spec.podTemplateOverrides[0]: download in the script")
+
+
+def test_overrides_of_the_labelled_job_are_joined_whatever_its_name() -> None:
+    (job,) = parsed(RUNTIME)["spec"]["template"]["spec"]["replicatedJobs"]
+    server = {"name": "node", "template": {"spec": {"template": {"spec": {"containers": [{"name": "node"}]}}}}}
+    half = changed(RUNTIME, {"spec.template.spec.replicatedJobs": [server, job | {"name": "worker"}]})
+    pod = {"spec": {"template": {"spec": {"priorityClassName": "low"}}}}
+    patched = [{"name": "worker", "template": pod}, {"name": "node", "template": {"spec": {"template": {"spec": {}}}}}]
+    changes = {
+        "spec.podTemplateOverrides": [
+            {"targetJobs": [{"name": "worker"}], "spec": {"serviceAccountName": "trains"}},
+            {"targetJobs": [{"name": "node"}], "spec": {"serviceAccountName": "serves"}},
+        ],
+        "spec.podSpecOverrides": [{"targetJobs": [{"name": "worker"}], "nodeSelector": {"gpu": "h100"}}],
+        "spec.runtimePatches": [
+            {"trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": patched}}}},
+        ],
+    }
+    draft = one(f"{half}---\n{changed(TRAINJOB, changes)}")
+    made = draft.job["spec"]["template"]["spec"]
+    assert made["serviceAccountName"] == "trains"
+    assert made["nodeSelector"] == {"gpu": "h100"}
+    assert made["priorityClassName"] == "low"
+    dropped = [note.path for note in draft.notes if note.how is How.NOT_CARRIED]
+    assert [path for path in dropped if path.startswith("spec.")] == [
+        "spec.podTemplateOverrides[1]",
+        "spec.runtimePatches[0].trainingRuntimeSpec.template.spec.replicatedJobs[1]",
+    ]
 
 
 def test_runtime_of_a_second_file_is_found() -> None:

@@ -197,11 +197,13 @@ def convert(
             )
     chosen, template = _trainer_job(runtime, place, draft)
     carry(RUNTIME_FIELDS, _without_others(runtime, chosen), draft, place)
-    carry(FIELDS, {**source, "spec": {**spec, **{name: _of_trainer(spec, name) for name in OVERRIDES}}}, draft)
+    trainers = _trainers(runtime, chosen)
+    overrides = {name: _of_trainer(spec, name, trainers) for name in OVERRIDES}
+    carry(FIELDS, {**source, "spec": {**spec, **overrides}}, draft)
     where = f"{place}{JOBS}[{chosen}].template.spec.template"
     template, container, at = pods.take(template, draft, where, TRAINERS)
     place_of_container = at
-    _override(spec, template, container["name"], draft)
+    _override(spec, trainers, template, container["name"], draft)
     at, container = _trainer(spec.get("trainer") or {}, template, container["name"], at)
     _job_metadata(spec, runtime, template)
     trainer = spec.get("trainer") or {}
@@ -251,6 +253,12 @@ def _trainer_job(runtime: Object, place: str, draft: Draft) -> tuple[int, Object
     return found[0], as_object(template, f"{place}{JOBS}[{found[0]}].template.spec.template")
 
 
+def _trainers(runtime: Object, chosen: int) -> list[Any]:
+    """Returns the names by which an override can mean the replicated job that trains."""
+    names = [job.get("name") for job in runtime["spec"]["template"]["spec"]["replicatedJobs"]]
+    return [*(name for name in TRAINERS if name not in names), names[chosen]]
+
+
 def _step(job: Object) -> Any:
     labels = ((job.get("template") or {}).get("metadata") or {}).get("labels") or {}
     return labels.get(STEP_LABEL)
@@ -266,10 +274,10 @@ def _without_others(runtime: Object, chosen: int) -> Object:
     return runtime
 
 
-def _override(spec: Object, template: Object, container: str, draft: Draft) -> None:
+def _override(spec: Object, trainers: Sequence[Any], template: Object, container: str, draft: Draft) -> None:
     """Joins the overrides of the TrainJob with the pod template."""
     for name in OVERRIDES:
-        for at, each in enumerate(_of_trainer(spec, name)):
+        for at, each in enumerate(_of_trainer(spec, name, trainers)):
             if each is None:
                 draft.note(How.NOT_CARRIED, f"spec.{name}[{at}]", _INITIALIZER)
                 continue
@@ -281,17 +289,17 @@ def _override(spec: Object, template: Object, container: str, draft: Draft) -> N
         patched = ((each.get("trainingRuntimeSpec") or {}).get("template") or {}).get("spec") or {}
         for number, job in enumerate(patched.get("replicatedJobs") or []):
             where = f"spec.runtimePatches[{at}].trainingRuntimeSpec.template.spec.replicatedJobs[{number}]"
-            if job.get("name") in TRAINERS:
+            if job.get("name") in trainers:
                 patch = ((job.get("template") or {}).get("spec") or {}).get("template") or {}
                 _patch(template, patch, container, where, draft)
             else:
                 draft.note(How.NOT_CARRIED, where, _INITIALIZER, job.get("name"))
 
 
-def _of_trainer(spec: Object, name: str) -> list[Any]:
+def _of_trainer(spec: Object, name: str, trainers: Sequence[Any]) -> list[Any]:
     """Returns the overrides, with None for each of other jobs than the training."""
     return [
-        each if any(one.get("name") in TRAINERS for one in each.get("targetJobs") or [{"name": TRAINERS[0]}]) else None
+        None if (jobs := each.get("targetJobs")) and not any(one.get("name") in trainers for one in jobs) else each
         for each in spec.get(name) or []
     ]
 
