@@ -121,7 +121,8 @@ CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
                 "sh",
                 "-c",
                 "exec accelerate launch --num_machines $WORLD_SIZE --machine_rank $RANK --main_process_ip $MASTER_ADDR"
-                " --main_process_port $MASTER_PORT --num_processes 8 --config_file c.yaml t.py",
+                " --main_process_port $MASTER_PORT --deepspeed_multinode_launcher standard"
+                " --num_processes 8 --config_file c.yaml t.py",
             ],
         },
         ["only the launcher acts on it", "one for each pod"],

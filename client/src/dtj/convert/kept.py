@@ -14,6 +14,8 @@ AGENT_SETS = frozenset(names.TORCHRUN_ENV)
 EXPORTS = "export PET_NNODES=$WORLD_SIZE PET_NODE_RANK=$RANK PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT"
 ACCELERATE = (
     "--num_machines $WORLD_SIZE --machine_rank $RANK --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT"
+    # For DeepSpeed: its default starts the ranks of the other machines by pdsh.
+    " --deepspeed_multinode_launcher standard"
 )
 # Flags that give a launcher its place, for those that are not made to read the variables.
 OWN_FLAGS = {
