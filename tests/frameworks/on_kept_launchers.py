@@ -25,7 +25,7 @@ dist.all_reduce(total)
 print("ranks", dist.get_world_size(), "sum", int(total), flush=True)
 dist.destroy_process_group()
 """
-CONFIG = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nmachine_rank: 0\nnum_machines: 2\nnum_processes: 4\n"
+CONFIG = "distributed_type: MULTI_GPU\nmachine_rank: 0\nnum_machines: 2\nnum_processes: 4\n"
 """Its launcher starts the ranks by torchrun; the script chooses processors."""
 LAUNCHERS = {
     "accelerate": (

@@ -222,7 +222,7 @@ KEPT = {
         "uv run accelerate-launch t.py",
         "accelerate goes by flags of its own: in a job of several pods",
     ),
-    "deepspeed": ("numactl -N 0 deepspeed t.py", "pass --no_ssh --node_rank $RANK --master_addr $MASTER_ADDR"),
+    "deepspeed": ("numactl -N 0 deepspeed t.py", "pass --no_ssh --hostfile FILE --node_rank $RANK"),
 }
 REFUSED = {
     "a number of ranks in a variable": (

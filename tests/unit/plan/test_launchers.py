@@ -147,6 +147,7 @@ def test_accelerate_that_stays_gets_its_place_as_flags(tmp_path: Path) -> None:
     """Without these it would train in each pod by itself, and the job be Complete."""
     given = ["launch", "--use_fsdp", "--machine_rank", "0", "--num_machines", "2", "my t.py", "--lr", "1"]
     own = ["--num_machines", "3", "--machine_rank", "1", "--main_process_ip", "j-0.j", "--main_process_port", "29500"]
+    own += ["--deepspeed_multinode_launcher", "standard"]
     assert run_placed(tmp_path, "accelerate", given) == [
         "launch", *own, "--num_processes", "12", "--use_fsdp", "my t.py", "--lr", "1",
     ]  # fmt: skip

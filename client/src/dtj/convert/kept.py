@@ -8,23 +8,16 @@ from collections.abc import Sequence
 
 from dtj.convert import shell
 from dtj_contract import names
+from dtj_core.api.launcher_place import OWN_FLAGS
 
 AGENT_SETS = frozenset(names.TORCHRUN_ENV)
 # Variables of the environment that a launcher in the pod reads as its flags.
 EXPORTS = "export PET_NNODES=$WORLD_SIZE PET_NODE_RANK=$RANK PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT"
-ACCELERATE = (
-    "--num_machines $WORLD_SIZE --machine_rank $RANK --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT"
-    # For DeepSpeed: its default starts the ranks of the other machines by pdsh.
-    " --deepspeed_multinode_launcher standard"
-)
-# Flags that give a launcher its place, for those that are not made to read the variables.
-OWN_FLAGS = {
-    r"accelerate(?:(?:\s+|-)launch|\.commands)": ("accelerate", ACCELERATE),
-    r"deepspeed(?=\s|\.launcher)": (
-        "deepspeed",
-        "--no_ssh --node_rank $RANK --master_addr $MASTER_ADDR --master_port $MASTER_PORT, and a --hostfile",
-    ),
+PLACED_BY_FLAGS = {
+    r"accelerate(?:(?:\s+|-)launch|\.commands)": ("accelerate", OWN_FLAGS["accelerate launch"]),
+    r"deepspeed(?=\s|\.launcher)": ("deepspeed", OWN_FLAGS["deepspeed"]),
 }
+"""Launchers that are not made to read the variables, with the flags that give them their place, by a pattern."""
 
 
 def joined(command: Sequence[str], of_script: bool) -> str:

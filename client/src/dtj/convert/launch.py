@@ -19,6 +19,7 @@ from dtj_agent.workers.launchers import is_launcher
 from dtj_core.api import launcher_flags as flags
 from dtj_core.api.launcher import PYTHON, find
 from dtj_core.api.launcher_flags import MAX_RESTARTS, How
+from dtj_core.api.launcher_place import ACCELERATE
 
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash"})
 OTHER_LAUNCHERS = {
@@ -253,7 +254,7 @@ def _kept_accelerate(
         for part in ([option, value] if value else [option])
     ]
     ranks = f" --num_processes {launch.total}" if launch.total else ""
-    text = f"exec {kept.joined(program, of_script)} {kept.ACCELERATE}{ranks} {kept.joined([*stay, *script], of_script)}"
+    text = f"exec {kept.joined(program, of_script)} {ACCELERATE}{ranks} {kept.joined([*stay, *script], of_script)}"
     launch.command, launch.kept = ["sh", "-c", text], True
     draft.note(How.OTHER, f"{where}: accelerate launch", "stays, with the rendezvous of the pods: one for each pod")
     return launch
@@ -385,7 +386,7 @@ def _kept(command: list[str], draft: Draft, where: str, why: str) -> Launch:
         f"{why} stays: the agent starts one launcher for each pod, and PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and"
         " PET_MASTER_PORT give torchrun its place; flags in it that name nodes or an endpoint still decide",
     )
-    for pattern, (launcher, own) in kept.OWN_FLAGS.items():
+    for pattern, (launcher, own) in kept.PLACED_BY_FLAGS.items():
         if any(re.search(rf"(?:^|[\s;&|(/.]){pattern}", part) for part in command):
             text = f"{launcher} goes by flags of its own: in a job of several pods, pass {own}"
             draft.note(How.NOT_CARRIED, where, text)

@@ -13,19 +13,22 @@ from collections.abc import Sequence
 from dtj_core.api import launcher_flags
 from dtj_core.api.launcher import NODES, find
 
-_ACCELERATE = (
-    '--num_machines "$WORLD_SIZE" --machine_rank "$RANK" --main_process_ip "$MASTER_ADDR"'
-    ' --main_process_port "$MASTER_PORT"'
+ACCELERATE = (
+    "--num_machines $WORLD_SIZE --machine_rank $RANK --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT"
+    # For DeepSpeed: its default starts the ranks of the other machines by pdsh.
+    " --deepspeed_multinode_launcher standard"
 )
-_ALL_RANKS = ' --num_processes "$((WORLD_SIZE * PET_NPROC_PER_NODE))"'
+_ALL_RANKS = " --num_processes $((WORLD_SIZE * PET_NPROC_PER_NODE))"
 # The number of pods, and of the ranks in each, is in a file alone. Without ssh, the names in it mean nothing.
 _HOSTFILE = (
-    'f=$(mktemp); n=0; while [ "$n" -lt "$WORLD_SIZE" ]; do echo "pod-$n slots=$PET_NPROC_PER_NODE"; n=$((n + 1));'
+    "f=$(mktemp); n=0; while [ $n -lt $WORLD_SIZE ]; do echo pod-$n slots=$PET_NPROC_PER_NODE; n=$((n + 1));"
     ' done > "$f"; '
 )
-_DEEPSPEED = '--no_ssh --hostfile "$f" --node_rank "$RANK" --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT"'
-_PLACES = {"accelerate launch": ("", _ACCELERATE), "deepspeed": (_HOSTFILE, _DEEPSPEED)}
+_DEEPSPEED = "--no_ssh --hostfile {} --node_rank $RANK --master_addr $MASTER_ADDR --master_port $MASTER_PORT"
+_PLACES = {"accelerate launch": ("", ACCELERATE), "deepspeed": (_HOSTFILE, _DEEPSPEED.format('"$f"'))}
 """Shell text in front of the launcher, and its flags."""
+OWN_FLAGS = {"accelerate launch": ACCELERATE, "deepspeed": _DEEPSPEED.format("FILE")}
+"""Flags for a launcher in a shell text, where nobody else adds them."""
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash"})
 _STARTS = r"(?:^|[;&|(]|\bexec|\bthen|\bdo)\s*(?:\S*/)?"
 _IN_SHELL = {
@@ -64,9 +67,3 @@ def find_alone(command: Sequence[str]) -> str:
         return ""
     text = "\n".join(command[1:]).replace("\\\n", " ")
     return next((launcher for launcher, pattern in _IN_SHELL.items() if pattern.search(text)), "")
-
-
-def flags_of(launcher: str) -> str:
-    """Returns the flags that give a launcher its place, for a message."""
-    flags = {"accelerate launch": _ACCELERATE, "deepspeed": _DEEPSPEED.replace('"$f"', "FILE")}
-    return flags[launcher].replace('"', "")

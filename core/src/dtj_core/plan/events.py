@@ -57,7 +57,7 @@ def events_for_launcher(spec: Spec) -> Iterator[Event]:
         elif spec.replicas > 1 and (alone := launcher_place.find_alone(spec.written_command)):
             message = (
                 f"{alone} in the shell text trains in each of the {spec.replicas} pods by itself: make it the command"
-                f" without a shell, or pass {launcher_place.flags_of(alone)}"
+                f" without a shell, or pass {launcher_place.OWN_FLAGS[alone]}"
             )
             yield _event("Warning", Reason.LAUNCHER_KEPT, message)
         return
