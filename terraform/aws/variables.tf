@@ -21,7 +21,10 @@ variable "availability_zones" {
   description = "Zones of the region. EKS requires two for its control plane; the GPU nodes are in one of them."
   type        = list(string)
   validation {
-    condition     = length(distinct(var.availability_zones)) >= 2 && length(var.availability_zones) <= 4
+    condition = (
+      length(var.availability_zones) >= 2 && length(var.availability_zones) <= 4 &&
+      length(distinct(var.availability_zones)) == length(var.availability_zones)
+    )
     error_message = "availability_zones: write two to four different zones, such as [\"us-west-2a\", \"us-west-2b\"]."
   }
   validation {
@@ -121,8 +124,8 @@ variable "capacity_reservation_id" {
   type        = string
   default     = null
   validation {
-    condition     = can(regex("^cr-[0-9a-f]+$", coalesce(var.capacity_reservation_id, "cr-0")))
-    error_message = "capacity_reservation_id: write the id of a reservation, such as cr-0123456789abcdef0."
+    condition     = var.capacity_reservation_id == null || can(regex("^cr-[0-9a-f]+$", var.capacity_reservation_id))
+    error_message = "capacity_reservation_id: write the id of a reservation, such as cr-0123456789abcdef0, or omit it."
   }
 }
 

@@ -15,6 +15,10 @@ variable "job_namespace" {
     condition     = can(regex("^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$", var.job_namespace))
     error_message = "job_namespace: write at most 63 lower-case letters, digits and '-', such as research."
   }
+  validation {
+    condition     = var.job_namespace != "dtj-system" && !startswith(var.job_namespace, "kube-")
+    error_message = "job_namespace: ${var.job_namespace} is not for jobs: write default, or a new name such as research."
+  }
 }
 
 variable "objects" {

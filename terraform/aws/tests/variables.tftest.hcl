@@ -40,6 +40,14 @@ run "one_zone_twice" {
   expect_failures = [var.availability_zones]
 }
 
+run "one_of_three_zones_twice" {
+  command = plan
+  variables {
+    availability_zones = ["us-west-2a", "us-west-2b", "us-west-2a"]
+  }
+  expect_failures = [var.availability_zones]
+}
+
 run "zone_of_another_region" {
   command = plan
   variables {
@@ -189,6 +197,15 @@ run "reservation_without_its_prefix" {
   command = plan
   variables {
     capacity_reservation_id = "0123456789abcdef0"
+  }
+  expect_failures = [var.capacity_reservation_id]
+}
+
+run "capacity_block_with_an_empty_reservation" {
+  command = plan
+  variables {
+    gpu_capacity_type       = "CAPACITY_BLOCK"
+    capacity_reservation_id = ""
   }
   expect_failures = [var.capacity_reservation_id]
 }

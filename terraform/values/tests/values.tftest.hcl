@@ -114,3 +114,19 @@ run "namespace_in_capitals_is_rejected" {
   }
   expect_failures = [var.job_namespace]
 }
+
+run "namespace_of_the_operator_is_rejected" {
+  command = plan
+  variables {
+    job_namespace = "dtj-system"
+  }
+  expect_failures = [var.job_namespace]
+}
+
+run "namespace_of_kubernetes_is_rejected" {
+  command = plan
+  variables {
+    job_namespace = "kube-system"
+  }
+  expect_failures = [var.job_namespace]
+}
