@@ -126,7 +126,8 @@ class ClusterTrialJobs:
         if annotations.get(ANNOTATION_SWEEP_UID) != self._uid:
             raise ClusterError(
                 f"the job {name} exists and is not of this sweep: rename the sweep, or delete the jobs of an earlier "
-                f"one: kubectl delete {names.PLURAL} -n {quote(self._namespace)} -l {LABEL_SWEEP}={self._sweep.name}"
+                "one and their checkpoints, from which trials of the same names would resume: "
+                f"kubectl delete {names.PLURAL} -n {quote(self._namespace)} -l {LABEL_SWEEP}={self._sweep.name}"
             )
 
     def _apply(self, job: Object, *, suspend: bool) -> None:

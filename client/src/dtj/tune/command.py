@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from dtj import yaml_text
-from dtj.errors import InputError, LocalRunError
+from dtj.errors import InputError
 from dtj.local import processes, template
 from dtj.tune import render, spec
 from dtj.tune.flags import is_of_cluster
@@ -34,13 +33,19 @@ def command(flags: argparse.Namespace) -> int:
         template.check_spec((sweep.spec.job or {})["spec"], flags.file)
         if question := checked.spec.accelerator_question:
             raise InputError(f"{flags.file}: spec.job.{question}")
+    elif flags.fresh:
+        raise InputError(
+            "--fresh removes no checkpoints of a cluster, and trials of the same names would resume from them: rename "
+            "the sweep (metadata.name), and omit --fresh"
+        )
+    from dtj.tune import fresh
     from dtj.tune.driver import STORAGE, held, limits_of
     from dtj.tune.study import StudyStore  # reports how to install Optuna where it is missing
 
     folder = Path(flags.dir or f".dtj/sweeps/{sweep.name}").absolute()
     with held(folder):
         if flags.fresh:
-            _clear(folder)
+            fresh.clear(folder, sweep)
         _keep_from_git(folder)
         store = StudyStore(folder / STORAGE, sweep)
         return _run(sweep, limits_of(sweep, parallel), store, _jobs(sweep, store, folder, flags), folder, flags)
@@ -75,24 +80,6 @@ def _run(sweep: SweepDocument, limits: Limits, store: Any, jobs: Any, folder: Pa
         return 128 + result.signal
     print(f"  ended       {result.reason}")
     return 0 if result.state.count(TrialState.COMPLETE) else 1
-
-
-def _clear(folder: Path) -> None:
-    """Removes everything in the folder but the lock. Raises LocalRunError if trials of a killed sweep still run."""
-    from dtj.tune.local_jobs import LocalTrialJobs
-
-    if active := LocalTrialJobs(folder, "").active():
-        numbers = ", ".join(map(str, active))
-        raise LocalRunError(
-            f"--fresh: trials {numbers} of a killed dtj tune still run: run `dtj tune` without --fresh, and stop it"
-        )
-    for path in folder.iterdir():
-        if path.name == "lock":
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
 
 
 def _keep_from_git(folder: Path) -> None:

@@ -21,7 +21,11 @@ def add_tune(verbs: Verbs[Verb]) -> None:
     add(
         "--dir", metavar="FOLDER", help="of the sweep: its storage, trials, page and best checkpoint [.dtj/sweeps/NAME]"
     )
-    add("--fresh", action="store_true", help="first remove that folder with all trials and checkpoints of the sweep")
+    add(
+        "--fresh",
+        action="store_true",
+        help="first remove that folder with all trials and checkpoints of the sweep; not with --cluster",
+    )
     add("--plain", action="store_true", help="print lines instead of the live table")
     add("--dry-run", action="store_true", help="check the sweep and print the job of a trial; start nothing")
     add("--cluster", action="store_true", help="create the trials' jobs on a cluster")

@@ -119,7 +119,7 @@ class StudyStore:
                 if field not in CHANGEABLE and old["spec"].get(field) != new["spec"].get(field):
                     raise InputError(
                         f"spec.{field} differs from that of the sweep that {path.parent} holds: rename the sweep to "
-                        "begin another one, or drop the old one with --fresh"
+                        "begin another one, or on this machine drop the old one with --fresh"
                     )
 
     # --- what is known ----------------------------------------------------------------------------
