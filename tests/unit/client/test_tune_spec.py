@@ -9,6 +9,7 @@ import pytest
 
 from dtj.errors import InputError
 from dtj.tune import render, spec
+from dtj_core.api import runtime
 
 SWEEP: dict[str, Any] = {
     "apiVersion": "training.dtj.dev/v1alpha1",
@@ -79,6 +80,7 @@ ERRORS = {
     "spec.job.spec": (None, r"spec\.job\.spec: required, but missing"),
     "spec.job.command": (["x"], r"spec\.job\.command: unknown field"),
     "spec.job.spec.suspend": (True, r"spec\.job\.spec\.suspend: no trial would start"),
+    "spec.job.spec.ttlSecondsAfterFinished": (0, r"spec\.job\.spec\.ttlSecondsAfterFinished: .* start again; omit it"),
 }  # fmt: skip
 
 
@@ -114,6 +116,13 @@ def test_a_variable_stands_where_the_job_has_its_variables() -> None:
         {"name": "A", "value": "1"},
         {"name": "LR", "value": "0.5"},
     ]
+
+
+def test_a_trial_never_gets_the_ttl_of_its_runtime() -> None:
+    document = changed("spec.job.spec.runtimeRef", {"name": "a100"})
+    written = render.trial_job(load(document), 0, {"lr": 0.5})["spec"]
+    assert runtime.merge({"ttlSecondsAfterFinished": 60}, written)["ttlSecondsAfterFinished"] == 2**31 - 1
+    assert "ttlSecondsAfterFinished" not in render.trial_job(load(SWEEP), 0, {"lr": 0.5})["spec"]
 
 
 def pbt() -> dict[str, Any]:

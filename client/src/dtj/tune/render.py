@@ -11,6 +11,8 @@ from dtj.field_hints import explain
 from dtj.tune.spec import ChoiceParameter, SweepDocument
 from dtj_contract import names
 from dtj_core import api
+from dtj_core.api.base_model import INT32_MAX
+from dtj_core.api.runtime import REF
 from dtj_core.plan.model import Object
 
 LABEL_SWEEP = names.GROUP + "/sweep"
@@ -19,6 +21,10 @@ ANNOTATION_SWEEP_UID = names.GROUP + "/sweep-uid"
 
 ENV_STEPS, ENV_FROM = "TUNE_STEPS", "TUNE_FROM"
 """pbt: the step to which a trial trains, and the job whose checkpoint it starts from; both for the script to read."""
+
+TTL = "ttlSecondsAfterFinished"
+NEVER_SECONDS = INT32_MAX
+"""TTL of a job whose runtime may give one: 68 years, because the job can't write that it has none."""
 
 Value = bool | int | float | str
 
@@ -51,6 +57,8 @@ def trial_job(
         _set_variable(spec, ENV_STEPS, str((1 + number // algorithm.population) * algorithm.steps_per_generation))
         if begins_at is not None:
             _set_variable(spec, ENV_FROM, job_name(sweep.name, begins_at))
+    if spec.get(REF) and spec.get(TTL) is None:
+        spec[TTL] = NEVER_SECONDS
     return {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "spec": spec}
 
 
@@ -65,6 +73,11 @@ def check(sweep: SweepDocument, path: str) -> api.DistributedTrainingJob:
             raise InputError(f"{path}: spec.job.{field}: must be an object")
     if "spec" not in job:
         raise InputError(f"{path}: spec.job.spec: required, but missing")
+    if job["spec"].get(TTL) is not None:
+        raise InputError(
+            f"{path}: spec.job.spec.{TTL}: a trial whose job is deleted before dtj tune has seen its end would start "
+            "again; omit it, and delete the jobs once the sweep has ended"
+        )
     for field, model in sweep.spec.parameters.items():
         if model.env is None and not isinstance(job["spec"].get("entrypoint"), dict):
             raise InputError(
