@@ -13,7 +13,7 @@ from dtj.errors import ClusterError
 from dtj.tune import driver, spec
 from dtj.tune.cluster_jobs import ClusterTrialJobs
 from dtj.tune.engine import Engine, State
-from dtj.tune.planner import TrialState
+from dtj.tune.planner import JobState, TrialState
 from dtj.tune.study import StudyStore
 from hack.cluster.controlplane import ControlPlane
 from tests.unit.client.support import JOBS, condition
@@ -119,6 +119,71 @@ def test_a_job_that_runs_without_a_step_is_suspended_and_fails(cluster: ControlP
     assert store.details()[0].message == "no new step for 1 s while its ranks ran (spec.stepDeadlineSeconds)"
     jobs = {job["metadata"]["name"]: job for job in cluster.request("GET", JOBS)["items"]}
     assert [name for name, job in jobs.items() if job["spec"].get("suspend")] == ["search-0000"]
+
+
+def change(plane: ControlPlane, name: str, **fields: Any) -> None:
+    """Changes fields of a job's spec as kubectl patch does."""
+    job = plane.request("GET", f"{JOBS}/{name}")
+    plane.request("PUT", f"{JOBS}/{name}?fieldManager=kubectl-patch", {**job, "spec": {**job["spec"], **fields}})
+
+
+class Pausing(Operator):
+    """Lets somebody suspend trial 0, and resume it after ten looks at it."""
+
+    def __init__(self, plane: ControlPlane, looks: int | None = None) -> None:
+        super().__init__(plane, looks)
+        self.events: list[str] = []
+        self.paused = self.most = 0
+
+    def event(self, text: str) -> None:
+        self.events.append(text)
+
+    def show(self, state: State) -> None:
+        super().show(state)
+        self.most = max(self.most, len(state.jobs))
+        job = state.jobs.get(0)
+        if job is not None and job.state is JobState.PAUSED:
+            self.paused += 1
+            if self.paused == 10:
+                change(self._plane, "search-0000", suspend=False)
+        elif job is not None and not self.paused:
+            change(self._plane, "search-0000", suspend=True)
+
+
+def test_a_trial_that_somebody_suspends_waits_for_them(cluster: ControlPlane, tmp_path: Path) -> None:
+    waits = "trial 0 waits: kubectl-patch has set its spec.suspend, and it continues once that is false"
+    engine, _, _ = tuner(tmp_path, sweep(trials=3))
+    with pytest.raises(Killed):
+        engine.run(operator := Pausing(cluster, looks=8))
+    assert operator.events.count(waits) == 1
+    engine, store, _ = tuner(tmp_path, sweep(trials=3))
+    assert engine.run(operator := Pausing(cluster)) == "all 3 trials are finished"
+    assert operator.events.count(waits) == 1
+    assert "trial 0 continues" not in operator.events
+    assert operator.most == 2, "it keeps its room"
+    assert store.details()[0].trial.value == pytest.approx(1.0 / 5)
+
+
+class Changing(Operator):
+    """Lets somebody keep more checkpoints of each trial."""
+
+    def _advance(self, job: dict[str, Any]) -> None:
+        if job["spec"]["checkpoint"]["keep"] != 9:
+            checkpoint = {**job["spec"]["checkpoint"], "keep": 9}
+            change(self._plane, job["metadata"]["name"], checkpoint=checkpoint)
+            job = self._plane.request("GET", f"{JOBS}/{job['metadata']['name']}")
+        super()._advance(job)
+
+
+def test_a_field_that_somebody_changed_stays_and_stops_no_sweep(cluster: ControlPlane, tmp_path: Path) -> None:
+    document = sweep(trials=4, pruner={"name": "median", "startupTrials": 1, "minSteps": 1})
+    document["spec"]["job"]["spec"]["checkpoint"]["keep"] = 2
+    engine, store, _ = tuner(tmp_path, document)
+    assert engine.run(Changing(cluster)) == "all 4 trials are finished"
+    assert [one.trial.state for one in store.details()] == [*[TrialState.COMPLETE] * 3, TrialState.PRUNED]
+    jobs = {job["metadata"]["name"]: job for job in cluster.request("GET", JOBS)["items"]}
+    assert {job["spec"]["checkpoint"]["keep"] for job in jobs.values()} == {9}
+    assert [name for name, job in jobs.items() if job["spec"].get("suspend")] == ["search-0003"]
 
 
 def test_a_job_of_another_sweep_is_not_taken_over(cluster: ControlPlane, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -84,3 +85,10 @@ def test_the_table_shows_running_trials_and_the_best_in_few_rows() -> None:
     assert "search: 5 of 8 trials finished (1 pruned, 1 failed), 2 active; best val_loss 0.25, trial 3; 61 s" in text
     rows = [line.split()[:2] for line in text.splitlines()[2:]]
     assert rows == [["3", "complete"], ["5", "running"], ["6", "stopping"], ["7", "waiting"]]
+
+
+def test_the_table_shows_that_somebody_has_suspended_a_trial() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    shown = replace(state(MANY[5:6]), jobs={5: Job(state=JobState.PAUSED)})
+    console.print(view.table(shown, 4))
+    assert "5  suspended" in console.file.getvalue()  # type: ignore[attr-defined]

@@ -54,6 +54,20 @@ TABLE: dict[str, tuple[Sweep, list[Action]]] = {
     "a killed job continues": (
         Sweep(trials=[RUNNING], jobs={0: Job(state=JobState.STOPPED)}, limits=LIMITS), [Start(0), Ask()],
     ),
+    "a job that somebody else has stopped waits for them, and keeps its room": (
+        Sweep(trials=[RUNNING, Trial(number=1)], jobs={0: Job(state=JobState.PAUSED)}, limits=LIMITS), [Start(1)],
+    ),
+    "a closed sweep waits for a job that somebody else has stopped": (
+        Sweep(trials=[RUNNING], jobs={0: Job(state=JobState.PAUSED)}, limits=replace(LIMITS, trials=1)), [],
+    ),
+    "a marked trial that somebody else has stopped is pruned": (
+        Sweep(trials=[replace(RUNNING, is_pruning=True)], jobs={0: Job(state=JobState.PAUSED)}, limits=LIMITS),
+        [Tell(0, TrialState.PRUNED), Ask()],
+    ),
+    "a stop does not wait for a job that somebody else has stopped": (
+        Sweep(trials=[RUNNING], jobs={0: Job(state=JobState.PAUSED)}, limits=LIMITS, is_stopping=True),
+        [Finish("stopped")],
+    ),
     "a job that never gets anywhere fails": (
         Sweep(trials=[RUNNING], jobs={0: Job(state=JobState.STOPPED, fruitless=MAX_FRUITLESS)}, limits=LIMITS),
         [Tell(0, TrialState.FAILED, message="its job ended 10 times in a row without an outcome and without a new "

@@ -1,10 +1,12 @@
 """Trials as jobs of a cluster.
 
-A trial is stopped by `spec.suspend`, so that it saves, frees its pods and keeps its status.
+A trial is stopped by `spec.suspend`, so that it saves, frees its pods and keeps its status. The tuner changes no
+other field of a job that exists, so that it conflicts with nobody who does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import shutil
@@ -16,7 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from dtj import yaml_text
-from dtj.cluster.client import Cluster, job_path
+from dtj.cluster.client import FIELD_MANAGER, Cluster, job_path
 from dtj.errors import ClusterError, JobNotFound, NoCluster
 from dtj.local.conditions import is_true
 from dtj.tune.jobs import ended, last_step_time, measured, running_since
@@ -70,18 +72,20 @@ class ClusterTrialJobs:
         """Creates the job, or resumes it. Raises ClusterError if a job of that name belongs to someone else."""
         name = job_name(self._sweep.name, number)
         try:
-            self._reject_foreign(name)
-            self._apply(job, suspend=False)
+            if self._is_there(name):
+                # Without the labels, which anybody can remove, the job would not be observed.
+                labels = {LABEL_SWEEP: self._sweep.name, LABEL_TRIAL: str(number)}
+                self._merge(name, {"metadata": {"labels": labels}, "spec": {"suspend": False}})
+            else:
+                self._create(job)
         except NoCluster:
             return  # the next plan repeats it, and `observe` counts the silence
 
     def stop(self, number: int, job: Object) -> None:
         """Suspends the job: its pods get SIGTERM and their grace period."""
         if not self._known.get(number, {}).get("spec", {}).get("suspend"):
-            try:
-                self._apply(job, suspend=True)
-            except NoCluster:
-                return
+            with contextlib.suppress(NoCluster):
+                self._merge(job_name(self._sweep.name, number), {"spec": {"suspend": True}})
 
     def export(self, number: int, job: Object, details: Mapping[str, object]) -> None:
         """Writes job, parameters and the place of the newest checkpoint, which stays on the cluster's volume."""
@@ -105,6 +109,9 @@ class ClusterTrialJobs:
         if (outcome := ended(job, self._metric)) is not None:
             return outcome
         is_stopped = is_true(job, names.SUSPENDED) and job["spec"].get("suspend")
+        if is_stopped and (other := _suspended_by(job)):
+            message = f"{other} has set its spec.suspend, and it continues once that is false"
+            return Job(state=JobState.PAUSED, step=step, value=value, message=message)
         if is_stopped:
             return Job(state=JobState.STOPPED, step=step, value=value)
         since = running_since(job)
@@ -117,11 +124,12 @@ class ClusterTrialJobs:
         uid = (metadata.get("annotations") or {}).get(ANNOTATION_SWEEP_UID)
         return uid == self._uid and metadata["labels"].get(LABEL_TRIAL, "").isdecimal()
 
-    def _reject_foreign(self, name: str) -> None:
+    def _is_there(self, name: str) -> bool:
+        """Returns whether the job exists. Raises ClusterError if it is not of this sweep."""
         try:
             existing = self._cluster.json(job_path(self._namespace, name))
         except JobNotFound:
-            return
+            return False
         annotations: dict[str, Any] = existing["metadata"].get("annotations") or {}
         if annotations.get(ANNOTATION_SWEEP_UID) != self._uid:
             raise ClusterError(
@@ -129,10 +137,24 @@ class ClusterTrialJobs:
                 "one and their checkpoints, from which trials of the same names would resume: "
                 f"kubectl delete {names.PLURAL} -n {quote(self._namespace)} -l {LABEL_SWEEP}={self._sweep.name}"
             )
+        return True
 
-    def _apply(self, job: Object, *, suspend: bool) -> None:
+    def _create(self, job: Object) -> None:
         body = copy.deepcopy(job)
         annotations = body["metadata"].get("annotations") or {}
         body["metadata"]["annotations"] = {**annotations, ANNOTATION_SWEEP_UID: self._uid}
-        body["spec"]["suspend"] = suspend
         self._cluster.apply(body, self._namespace, force=False)
+
+    def _merge(self, name: str, patch: Object) -> None:
+        with contextlib.suppress(JobNotFound):  # deleted meanwhile, which the next look shows
+            self._cluster.merge(name, self._namespace, patch)
+
+
+def _suspended_by(job: Object) -> str | None:
+    """Returns the manager that has set spec.suspend; None if it is the tuner, or nobody knows."""
+    managers = [
+        str(entry["manager"])
+        for entry in job["metadata"].get("managedFields") or ()
+        if "f:suspend" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
+    ]
+    return managers[0] if managers and FIELD_MANAGER not in managers else None

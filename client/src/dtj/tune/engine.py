@@ -92,12 +92,16 @@ class Engine:
     def run(self, observer: Observer) -> str:
         """Runs until the end of the sweep, or until `stop` is set and all trials have stopped. Returns the reason."""
         looked = watched = time.time()
+        paused: set[int] = set()
         while True:
             if time.time() - looked > GAP_SECONDS + self._jobs.look_seconds:
                 watched = time.time()
             looked = time.time()
             state = self.state()
             observer.show(state)
+            before, paused = paused, {n for n, job in state.jobs.items() if job.state is JobState.PAUSED}
+            for number in sorted(paused - before):
+                observer.event(f"trial {number} waits: {state.jobs[number].message}")
             stopping = self.stop.is_set()
             actions = planner.plan(
                 Sweep(

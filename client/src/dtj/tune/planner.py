@@ -36,6 +36,8 @@ class JobState(enum.Enum):
     """Runs, or is being stopped."""
     STOPPED = "stopped"
     """Ended without an outcome: stopped, or killed. Continues from its checkpoint."""
+    PAUSED = "paused"
+    """Stopped by someone else than the tuner, who alone continues it. Keeps its room meanwhile."""
     COMPLETE = "complete"
     FAILED = "failed"
 
@@ -69,7 +71,7 @@ class Job:
     value: float | None = None
     """Value of the objective's metric at `step`."""
     message: str = ""
-    """Why the job failed."""
+    """Why the job failed, or is paused."""
     since: float | None = None
     """Time of the last step, or of the start after it. None: the ranks do not run, such as in a queue."""
     fruitless: int = 0
@@ -182,8 +184,9 @@ def plan(sweep: Sweep) -> list[Action]:
     """Returns the next actions, in order. Executing an action again does no harm."""
     actions: list[Action] = []
     running = [trial for trial in sorted(sweep.trials, key=lambda t: t.number) if trial.state is TrialState.RUNNING]
-    active = sum(sweep.jobs.get(trial.number, Job()).state is JobState.ACTIVE for trial in running)
-    room = sweep.limits.parallel - active
+    states = [sweep.jobs.get(trial.number, Job()).state for trial in running]
+    active = states.count(JobState.ACTIVE)
+    room = sweep.limits.parallel - active - states.count(JobState.PAUSED)
     for trial in running:
         job = sweep.jobs.get(trial.number, Job())
         if not trial.is_drawn:
@@ -199,7 +202,7 @@ def plan(sweep: Sweep) -> list[Action]:
                 actions.append(Stop(trial.number))
             elif (message := _stalled(job, sweep)) is not None:
                 actions.append(GiveUp(trial.number, message))
-        elif not sweep.is_stopping and room > 0:
+        elif job.state is not JobState.PAUSED and not sweep.is_stopping and room > 0:
             actions.append(Start(trial.number))
             room -= 1
     if sweep.is_stopping:

@@ -110,8 +110,9 @@ def _row(one: Details, job: Job | None, *, is_best: bool) -> tuple[Any, ...]:
     trial = one.trial
     name = trial.state.value
     if trial.state is TrialState.RUNNING:
-        is_active = job is not None and job.state is JobState.ACTIVE
-        name = "stopping" if trial.is_pruning or trial.failure else "running" if is_active else "waiting"
+        states = {JobState.ACTIVE: "running", JobState.PAUSED: "suspended"}
+        waiting = "waiting" if job is None else states.get(job.state, "waiting")
+        name = "stopping" if trial.is_pruning or trial.failure else waiting
     step = trial.last_step if job is None or job.step is None else job.step
     value = trial.value if trial.value is not None else (job.value if job else None)
     if value is None and one.values:
