@@ -46,7 +46,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 def load(document: dict[str, Any]) -> spec.SweepDocument:
     sweep = spec.parse(document, "sweep.yaml")
     checked = render.check(sweep, "sweep.yaml")
-    render.parallel(sweep, checked.spec.replicas * checked.spec.processes, "sweep.yaml")
+    render.parallel(sweep, render.ranks(checked), "sweep.yaml")
     return sweep
 
 

@@ -6,30 +6,38 @@ import argparse
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from rich.console import Console
 
 from dtj import yaml_text
-from dtj.errors import InputError
+from dtj.errors import ClusterError, InputError, JobNotFound, NoCluster
 from dtj.local import processes, template
 from dtj.tune import render, spec
 from dtj.tune.flags import is_of_cluster
 from dtj.tune.planner import Limits, TrialState
 from dtj.tune.spec import SweepDocument
+from dtj_contract import names
+from dtj_core import api
 
 
 def command(flags: argparse.Namespace) -> int:
     """Runs the sweep of `flags.file`. Raises DtjError."""
     sweep = spec.load(flags.file)
     checked = render.check(sweep, flags.file)
-    ranks = checked.spec.replicas * checked.spec.processes
-    parallel = render.parallel(sweep, ranks, flags.file)
+    # With a runtime, the job's own spec may leave the number of its ranks open.
+    is_open = checked.spec.runtime_ref is not None and checked.spec.processes_per_pod is None
+    parallel = sweep.spec.parallel if is_open else render.parallel(sweep, render.ranks(checked), flags.file)
     if flags.dry_run:
-        lows = {name: render.example(one) for name, one in sweep.spec.parameters.items()}
-        print(yaml_text.dump(render.trial_job(sweep, 0, lows)).rstrip())
+        print(yaml_text.dump(render.sample(sweep)).rstrip())
         return 0
     if not is_of_cluster(flags):
         processes.require_linux()
+        if (reference := checked.spec.runtime_ref) is not None:
+            raise InputError(
+                f"{flags.file}: spec.job.spec.runtimeRef: only a cluster has the runtime {reference.name}: write what "
+                "it gives into spec.job.spec, or use --cluster"
+            )
         template.check_spec((sweep.spec.job or {})["spec"], flags.file)
         if question := checked.spec.accelerator_question:
             raise InputError(f"{flags.file}: spec.job.{question}")
@@ -38,6 +46,8 @@ def command(flags: argparse.Namespace) -> int:
             "--fresh removes no checkpoints of a cluster, and trials of the same names would resume from them: rename "
             "the sweep (metadata.name), and omit --fresh"
         )
+    elif is_open and sweep.spec.max_ranks is not None:
+        parallel = render.parallel(sweep, _ranks(sweep, checked, flags), flags.file)
     from dtj.tune import fresh
     from dtj.tune.driver import STORAGE, held, limits_of
     from dtj.tune.study import StudyStore  # reports how to install Optuna where it is missing
@@ -49,6 +59,29 @@ def command(flags: argparse.Namespace) -> int:
         _keep_from_git(folder)
         store = StudyStore(folder / STORAGE, sweep)
         return _run(sweep, limits_of(sweep, parallel), store, _jobs(sweep, store, folder, flags), folder, flags)
+
+
+def _ranks(sweep: SweepDocument, checked: api.DistributedTrainingJob, flags: argparse.Namespace) -> int:
+    """Returns the ranks of a trial with the runtime that the cluster has."""
+    from dtj.cluster.verbs import connect
+
+    assert checked.spec.runtime_ref is not None
+    name = checked.spec.runtime_ref.name
+    try:
+        runtime = connect(flags).json(f"/apis/{names.API_VERSION}/{names.RUNTIME_PLURAL}/{quote(name)}")
+    except JobNotFound:
+        raise InputError(
+            f"{flags.file}: spec.job.spec.runtimeRef.name: there is no {names.RUNTIME_KIND} {name}: kubectl get "
+            f"{names.RUNTIME_SHORT_NAME} lists those that exist"
+        ) from None
+    except NoCluster:
+        raise
+    except ClusterError as error:
+        raise InputError(
+            f"{flags.file}: spec.maxRanks: the ranks of a trial are those of the runtime {name}, which can't be read "
+            f"({error}): write processesPerPod in spec.job.spec"
+        ) from error
+    return render.ranks(render.with_runtime(sweep, runtime.get("spec") or {}, flags.file))
 
 
 def _jobs(sweep: SweepDocument, store: Any, folder: Path, flags: argparse.Namespace) -> Any:

@@ -50,8 +50,7 @@ def clear(folder: Path, sweep: SweepDocument) -> None:
 
 def _found_by(sweep: SweepDocument) -> list[Path]:
     """Returns the folders on the sweep's hostPath that hold anything, and have the name of a trial."""
-    values = {name: render.example(one) for name, one in sweep.spec.parameters.items()}
-    first = _on_host(render.trial_job(sweep, 0, values))
+    first = _on_host(render.sample(sweep))
     if first is None or not first.parent.is_dir():
         return []
     name = re.compile(re.escape(sweep.name) + r"-\d{4,}")

@@ -11,8 +11,8 @@ from dtj.field_hints import explain
 from dtj.tune.spec import ChoiceParameter, SweepDocument
 from dtj_contract import names
 from dtj_core import api
+from dtj_core.api import runtime
 from dtj_core.api.base_model import INT32_MAX
-from dtj_core.api.runtime import REF
 from dtj_core.plan.model import Object
 
 LABEL_SWEEP = names.GROUP + "/sweep"
@@ -57,7 +57,7 @@ def trial_job(
         _set_variable(spec, ENV_STEPS, str((1 + number // algorithm.population) * algorithm.steps_per_generation))
         if begins_at is not None:
             _set_variable(spec, ENV_FROM, job_name(sweep.name, begins_at))
-    if spec.get(REF) and spec.get(TTL) is None:
+    if spec.get(runtime.REF) and spec.get(TTL) is None:
         spec[TTL] = NEVER_SECONDS
     return {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "spec": spec}
 
@@ -84,12 +84,7 @@ def check(sweep: SweepDocument, path: str) -> api.DistributedTrainingJob:
                 f"{path}: spec.parameters.{field}: the job has no entrypoint that could get an argument; "
                 "write spec.job.spec.entrypoint, or give the parameter as env"
             )
-    sample = trial_job(sweep, 0, {name: example(model) for name, model in sweep.spec.parameters.items()})
-    try:
-        checked = api.validate(sample)
-    except api.InvalidJob as error:
-        lines = [f"{path}: spec.job.{explain(violation, sample)}" for violation in error.violations]
-        raise InputError("\n".join(lines)) from error
+    checked = _validated(sample(sweep), f"{path}: spec.job.")
     if checked.spec.suspend:
         raise InputError(f"{path}: spec.job.spec.suspend: no trial would start; omit it")
     volume = checked.spec.checkpoint.volume if checked.spec.checkpoint else None
@@ -99,6 +94,18 @@ def check(sweep: SweepDocument, path: str) -> api.DistributedTrainingJob:
             "name a volume that all trials share"
         )
     return checked
+
+
+def with_runtime(sweep: SweepDocument, given: Object, path: str) -> api.DistributedTrainingJob:
+    """Returns a trial's job with the spec of its runtime. Raises InputError if the two make no job."""
+    job = sample(sweep)
+    merged = {**job, "spec": runtime.merge(given, job["spec"])}
+    return _validated(merged, f"{path}: spec.job with its runtime: ")
+
+
+def ranks(job: api.DistributedTrainingJob) -> int:
+    """Returns the ranks of a job."""
+    return job.spec.replicas * job.spec.processes
 
 
 def parallel(sweep: SweepDocument, ranks: int, path: str) -> int:
@@ -111,10 +118,23 @@ def parallel(sweep: SweepDocument, ranks: int, path: str) -> int:
     return min(sweep.spec.parallel, limit // ranks)
 
 
+def sample(sweep: SweepDocument) -> Object:
+    """Returns the job of trial 0 with any values of the parameters."""
+    return trial_job(sweep, 0, {name: example(model) for name, model in sweep.spec.parameters.items()})
+
+
 def example(parameter: Any) -> Value:
     """Returns a value of the parameter."""
     value: Value = parameter.values[0] if isinstance(parameter, ChoiceParameter) else parameter.min
     return value
+
+
+def _validated(job: Object, place: str) -> api.DistributedTrainingJob:
+    try:
+        return api.validate(job)
+    except api.InvalidJob as error:
+        lines = [f"{place}{explain(violation, job)}" for violation in error.violations]
+        raise InputError("\n".join(lines)) from error
 
 
 def _add_argument(spec: Object, form: str, value: str) -> None:
