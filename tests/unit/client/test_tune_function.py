@@ -39,6 +39,14 @@ def test_a_function_that_another_process_can_not_find_is_rejected() -> None:
         function.tune(function_trial.main, {"x": {"type": "real"}})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("field", "value"), [("arg", "--learning-rate"), ("arg", "x={}"), ("env", "LR")])
+def test_a_place_in_the_command_is_rejected_before_any_trial(field: str, value: str, tmp_path: Path) -> None:
+    message = rf"tune\(\): space: x\.{field}: the objective reads trial\['x'\]: omit it"
+    with pytest.raises(InputError, match=message):
+        function.tune(function_trial.main, {**SPACE, "x": {**SPACE["x"], field: value}}, folder=tmp_path / "search")  # type: ignore[arg-type]
+    assert not (tmp_path / "search").exists()
+
+
 @pytest.mark.thorough
 @pytest.mark.timeout(3 * LONG)
 def test_a_script_tunes_its_own_function(tmp_path: Path) -> None:

@@ -63,7 +63,8 @@ def tune(
     Args:
         objective: Gets a Trial, returns the value. At the top level of a module or script, because each trial runs
             it in processes of its own.
-        space: Parameters by name, with the fields of `spec.parameters` in sweep.yaml.
+        space: Parameters by name, with the fields of `spec.parameters` in sweep.yaml but `arg` and `env`: the
+            objective reads `trial[NAME]`.
         direction: `minimize` or `maximize`.
         trials: Number of trials.
         parallel: Trials at once.
@@ -96,6 +97,7 @@ def tune(
         },
     }
     sweep = spec.parse(document, ORIGIN)
+    _reject_places(sweep)
     render.check(sweep, ORIGIN)
     place = Path(folder or f".dtj/sweeps/{sweep.name}").absolute()
     with held(place):
@@ -126,6 +128,14 @@ def reference(objective: Callable[..., Any]) -> str:
     if file is None:
         raise InputError(f"{ORIGIN}: objective: is in no file; move it into a module, and import it from there")
     return f"{Path(file).resolve()}:{qualified}"
+
+
+def _reject_places(sweep: spec.SweepDocument) -> None:
+    """Raises InputError for a parameter with a place in the command, which only a script of its own reads."""
+    for name, parameter in sweep.spec.parameters.items():
+        for field in ("arg", "env"):
+            if getattr(parameter, field) is not None:
+                raise InputError(f"{ORIGIN}: space: {name}.{field}: the objective reads trial[{name!r}]: omit it")
 
 
 def _job(function: str, space: Mapping[str, Any], ranks: int) -> dict[str, Any]:
