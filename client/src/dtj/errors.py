@@ -4,6 +4,7 @@ DtjError                     exit code 1
 ├── InputError               2: the file or the flags are wrong; the message names the field
 ├── ClusterError             1: the cluster could not be reached, or rejected the request
 │   ├── NoCluster            no kubeconfig, or no answer from its address
+│   │   └── Busy             an answer that asks to try again
 │   ├── NotInstalled         the cluster does not know DistributedTrainingJob
 │   └── JobNotFound             no such job
 ├── LocalRunError            1: this machine can't run the job
@@ -29,6 +30,10 @@ class ClusterError(DtjError):
 
 class NoCluster(ClusterError):
     """No kubeconfig, or no answer from the address in it."""
+
+
+class Busy(NoCluster):
+    """The API server, or a proxy in front of it, can't answer now (429, 500, 502, 503, 504)."""
 
 
 class NotInstalled(ClusterError):

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 
 import yaml
 
-from dtj.errors import ClusterError, InputError, JobNotFound, NoCluster, NotInstalled
+from dtj.errors import Busy, ClusterError, InputError, JobNotFound, NoCluster, NotInstalled
 from dtj_contract import names
 from dtj_core.api.encoding import APPLY_CONTENT, apply_body
 from dtj_core.plan.model import Object
@@ -29,6 +29,7 @@ DEFAULT_KUBECONFIG = "~/.kube/config"
 # The library's loader raises any of these for a file that is no kubeconfig, because it reads
 # whatever the YAML contains without checking it.
 _UNREADABLE = (yaml.YAMLError, OSError, AttributeError, IndexError, KeyError, TypeError, ValueError)
+BUSY = (429, 500, 502, 503, 504)
 MERGE_CONTENT = "application/merge-patch+json"
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 
@@ -215,7 +216,8 @@ def failure(status: int, text: bytes, host: str, namespace: str | None = None) -
         return ClusterError(
             f"{message}; another writer owns these fields: change them there, or take them over with --force-conflicts"
         )
-    return ClusterError(message or f"{host} answered HTTP {status}")
+    error = Busy if status in BUSY else ClusterError
+    return error(message or f"{host} answered HTTP {status}")
 
 
 def _cause(error: BaseException) -> str:

@@ -11,7 +11,7 @@ import copy
 import json
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from dtj_core.plan.model import Object
 
 LOOK_SECONDS = 2.0
 SILENT_SECONDS = 600.0
-"""Time for which the API server may be silent. The jobs run meanwhile."""
+"""Time for which the API server may be silent, or answer that it is busy. The jobs run meanwhile."""
 
 
 class ClusterTrialJobs:
@@ -48,6 +48,8 @@ class ClusterTrialJobs:
         self._metric = sweep.spec.objective.metric
         self._known: dict[int, Object] = {}
         self._answered = time.monotonic()
+        self._refused: float | None = None
+        """Since when no write has succeeded."""
 
     def observe(self, numbers: Sequence[int]) -> Mapping[int, Job]:
         """Returns the jobs of these trials that exist, as they were last seen while the API server is silent."""
@@ -71,20 +73,18 @@ class ClusterTrialJobs:
     def start(self, number: int, job: Object) -> None:
         """Creates the job, or resumes it. Raises ClusterError if a job of that name belongs to someone else."""
         name = job_name(self._sweep.name, number)
-        try:
+        with self._repeated():
             if self._is_there(name):
                 # Without the labels, which anybody can remove, the job would not be observed.
                 labels = {LABEL_SWEEP: self._sweep.name, LABEL_TRIAL: str(number)}
                 self._merge(name, {"metadata": {"labels": labels}, "spec": {"suspend": False}})
             else:
                 self._create(job)
-        except NoCluster:
-            return  # the next plan repeats it, and `observe` counts the silence
 
     def stop(self, number: int, job: Object) -> None:
         """Suspends the job: its pods get SIGTERM and their grace period."""
         if not self._known.get(number, {}).get("spec", {}).get("suspend"):
-            with contextlib.suppress(NoCluster):
+            with self._repeated():
                 self._merge(job_name(self._sweep.name, number), {"spec": {"suspend": True}})
 
     def export(self, number: int, job: Object, details: Mapping[str, object]) -> None:
@@ -138,6 +138,19 @@ class ClusterTrialJobs:
                 f"kubectl delete {names.PLURAL} -n {quote(self._namespace)} -l {LABEL_SWEEP}={self._sweep.name}"
             )
         return True
+
+    @contextlib.contextmanager
+    def _repeated(self) -> Iterator[None]:
+        """Leaves a write that has no answer to the next plan, which repeats it, unless none has succeeded for long."""
+        try:
+            yield
+        except NoCluster:
+            now = time.monotonic()
+            self._refused = now if self._refused is None else self._refused
+            if now - self._refused > SILENT_SECONDS:
+                raise
+        else:
+            self._refused = None
 
     def _create(self, job: Object) -> None:
         body = copy.deepcopy(job)
