@@ -34,5 +34,5 @@ for engine in $engines; do
         echo "$wanted" > "$here/.stamp"
     fi
     [ -z "$install" ] || continue
-    "$here/bin/python" -m pytest -q tests/engines/on_engines.py -k "$engine" "$@"
+    "$here/bin/python" -m pytest -q tests/engines/on_engines.py tests/engines/on_readme.py -k "$engine" "$@"
 done

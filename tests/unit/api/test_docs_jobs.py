@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -31,6 +31,16 @@ WITH_JOBS = [page for page in PAGES if jobs(page)]
 def test_every_job_of_a_page_is_accepted(page: Path) -> None:
     for job in jobs(page):
         api.validate(job)
+
+
+def test_readme_has_eight_lines_for_every_engine() -> None:
+    page = ROOT / "README.md"
+    blocks = {yaml.safe_load(text)["spec"].get("engine"): text for _, text in BLOCK.findall(page.read_text())}
+    engines = set(
+        get_args(api.DistributedTrainingJob.model_fields["spec"].annotation.model_fields["engine"].annotation)
+    )
+    assert blocks.keys() - {None} == engines - {"torch"}
+    assert all(len(text.splitlines()) == 8 for engine, text in blocks.items() if engine)
 
 
 def test_pages_of_networks_and_clouds_have_jobs() -> None:
