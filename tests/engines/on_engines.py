@@ -36,6 +36,9 @@ KINDS = {
     "ray with its TorchTrainer": ("ray", "ray", "train"),
     "tensorflow with its CheckpointManager": ("tensorflow", "tensorflow", "manager"),
 }
+MIRRORED = "tensorflow with the mirrors of one process"
+SINGLE = {MIRRORED: ("tensorflow", "tensorflow", "mirrored")}
+"""Trainings of one rank."""
 LEARNING = [kind for kind, (engine, _, _) in KINDS.items() if engine in ("jax", "tensorflow")]
 """Engines whose warm process begins with nothing, and learns the framework."""
 LAST_RANK = {"ray": "1"}
@@ -53,12 +56,13 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 def spec(kind: str, scripts: str, folder: str, **variables: object) -> dict[str, Any]:
     """Returns the spec of a job on two pods of two ranks, whose script lies in `scripts` and writes to `folder`."""
-    engine, _, argument = KINDS[kind]
+    engine, _, argument = (KINDS | SINGLE)[kind]
+    size = 1 if kind in SINGLE else 2
     # Horovod sums tensors together that are ready at the same time, so the order of additions is chance.
     variables = {"HOROVOD_FUSION_THRESHOLD": 0, **variables}
     return {
-        "replicas": 2,
-        "processesPerPod": 2,
+        "replicas": size,
+        "processesPerPod": size,
         "engine": engine,
         "entrypoint": {"script": f"{scripts}/{engine}_script.py", "args": [argument, folder]},
         "env": [{"name": name, "value": str(value)} for name, value in variables.items()],
@@ -83,7 +87,7 @@ def train(kind: str, folder: Path, kill: str = "", **variables: object) -> tuple
     job = {
         "apiVersion": "training.dtj.dev/v1alpha1",
         "kind": "DistributedTrainingJob",
-        "metadata": {"name": KINDS[kind][0]},
+        "metadata": {"name": (KINDS | SINGLE)[kind][0]},
         "spec": {"image": "unused", **spec(kind, str(HERE), str(folder), KILL=kill, **variables)},
     }
     folder.mkdir(parents=True)
@@ -150,6 +154,15 @@ def test_restart_forks_ranks_with_what_the_first_attempt_imported(
     print(f"{kind}: {json.dumps(status.get('recoveries'))}")
     assert found["ahead"] == [KINDS[kind][0]]
     assert_same(found, reference)
+    assert (status["attempt"], status["restarts"]["inPlace"]) == (2, 1)
+
+
+def test_mirrored_strategy_of_tensorflow_resumes_in_its_pod(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow", reason="hack/engines.sh installs it")
+    reference, _ = train(MIRRORED, tmp_path / "whole")
+    found, status = train(MIRRORED, tmp_path / "killed", kill="0")
+    assert (reference["world"], reference["step"], found["resumed"]) == (2, STEPS, KILL_AT // EVERY * EVERY)
+    assert (found["sum"], found["loss"]) == pytest.approx((reference["sum"], reference["loss"]), abs=1e-9)
     assert (status["attempt"], status["restarts"]["inPlace"]) == (2, 1)
 
 

@@ -1,9 +1,10 @@
 """A TensorFlow training as people write it: nothing is caught, and of ours only what the tests need is imported.
 
-tensorflow_script.py manager FOLDER
+tensorflow_script.py manager | mirrored FOLDER
 
-Makes STEPS steps of a custom loop under MultiWorkerMirroredStrategy, saves with a CheckpointManager, and
-resumes from the newest checkpoint. Rank 0 writes the result to FOLDER/result.json.
+Makes STEPS steps of a custom loop, saves with a CheckpointManager, and resumes from the newest checkpoint. Rank 0 writes
+the result to FOLDER/result.json. `manager`: under MultiWorkerMirroredStrategy. `mirrored`: one process, under
+MirroredStrategy with two processors that stand for the GPUs of a pod.
 """
 
 from __future__ import annotations
@@ -29,11 +30,17 @@ def rows(step: int, rank: int) -> tuple[Any, Any]:
     return tf.constant(x), tf.constant(np.tanh(x.sum(axis=1, keepdims=True)))
 
 
-def main(folder: Path) -> None:
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    resolver = strategy.cluster_resolver
-    rank, world = resolver.task_id, strategy.num_replicas_in_sync
-    assert (rank, world) == (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+def mirrored() -> Any:
+    (processors,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(processors, [tf.config.LogicalDeviceConfiguration()] * 2)
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def main(kind: str, folder: Path) -> None:
+    strategy = mirrored() if kind == "mirrored" else tf.distribute.MultiWorkerMirroredStrategy()
+    rank, world = int(os.environ["RANK"]), strategy.num_replicas_in_sync
+    if kind != "mirrored":
+        assert (strategy.cluster_resolver.task_id, world) == (rank, int(os.environ["WORLD_SIZE"]))
     with strategy.scope():
         generator = np.random.default_rng(7)
         first = tf.Variable(generator.normal(size=(8, 16)).astype(np.float32))
@@ -78,4 +85,4 @@ def main(folder: Path) -> None:
         (folder / "result.json").write_text(json.dumps({**found, "ahead": ahead.FOUND}))
 
 
-main(Path(sys.argv[2]))
+main(sys.argv[1], Path(sys.argv[2]))
