@@ -2,8 +2,8 @@
 
 tensorflow_script.py manager | mirrored FOLDER
 
-Makes STEPS steps of a custom loop, saves with a CheckpointManager, and resumes from the newest checkpoint. Rank 0 writes
-the result to FOLDER/result.json. `manager`: under MultiWorkerMirroredStrategy. `mirrored`: one process, under
+Makes STEPS steps of a custom loop, saves with a CheckpointManager, and resumes from the newest checkpoint. Rank 0
+writes the result to FOLDER/result.json. `manager`: under MultiWorkerMirroredStrategy. `mirrored`: one process, under
 MirroredStrategy with two processors that stand for the GPUs of a pod.
 """
 
