@@ -33,7 +33,7 @@ def main(steps: int = 200) -> None:
         rank.report(step, total=steps, loss=loss.item())
         universal.save(engine, step, last=step == steps)
     if mine == 0:
-        print(f"final step={steps} resumed={start} world={world} loss={loss.item():.6f}", flush=True)
+        print(f"final step={steps} resumed={start} world={world}" + (f" loss={loss.item():.6f}" if start < steps else ""))
     dist.destroy_process_group()
 
 

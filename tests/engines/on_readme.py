@@ -28,10 +28,11 @@ def test_block_of_the_readme_runs_as_it_stands(engine: str, tmp_path: Path) -> N
         pytest.skip(f"{engine} is not installed")
     (text,) = [text for _, text in BLOCK.findall((ROOT / "README.md").read_text()) if f"engine: {engine}\n" in text]
     (tmp_path / "job.yaml").write_text(text)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")  # the checkpoints are in a folder beside it
     done = subprocess.run(
         [sys.executable, "-m", "dtj.main", "run", "--plain", "-o", "json", "--logs", "--run-dir", str(tmp_path / "run"),
          str(tmp_path / "job.yaml")],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}, capture_output=True, text=True, timeout=LIMIT, cwd=ROOT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}, capture_output=True, text=True, timeout=LIMIT, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     status = json.loads(done.stdout)["status"]
