@@ -33,7 +33,8 @@ def main(steps: int = 200) -> None:
         rank.report(step, total=steps, loss=loss.item())
         universal.save(engine, step, last=step == steps)
     if mine == 0:
-        print(f"final step={steps} resumed={start} world={world}" + (f" loss={loss.item():.6f}" if start < steps else ""))
+        last = f"{loss.item():.6f}" if start < steps else "-"  # nothing was left to train
+        print(f"final step={steps} resumed={start} world={world} loss={last}", flush=True)
     dist.destroy_process_group()
 
 
