@@ -114,6 +114,23 @@ def test_shell_text_that_gives_the_place_has_no_event(text: str) -> None:
     assert events(**launched(["sh", "-c", text])) == []
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "deepspeed t.py",
+        "set -e\nexec /opt/bin/deepspeed \\\n t.py",
+        "nohup deepspeed t.py",
+        "A=1 B=2 time accelerate launch t.py",
+        "pip install deepspeed && A=1 python3 -u -m deepspeed.launcher.runner t.py",
+        "(accelerate-launch t.py)",
+        "python -m accelerate.commands.launch t.py",
+    ],
+)
+def test_shell_text_that_does_not_has_a_warning(text: str) -> None:
+    ((kind, reason, _),) = events(**launched(["sh", "-c", text]))
+    assert (kind, reason) == ("Warning", "LauncherKept")
+
+
 def test_shell_text_of_a_single_pod_has_no_event() -> None:
     assert events(**launched(["sh", "-c", "deepspeed t.py"], replicas=1)) == []
 

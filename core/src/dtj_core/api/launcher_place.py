@@ -30,11 +30,16 @@ _PLACES = {"accelerate launch": ("", ACCELERATE), "deepspeed": (_HOSTFILE, _DEEP
 OWN_FLAGS = {"accelerate launch": ACCELERATE, "deepspeed": _DEEPSPEED.format("FILE")}
 """Flags for a launcher in a shell text, where nobody else adds them."""
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash"})
-_STARTS = r"(?:^|[;&|(]|\bexec|\bthen|\bdo)\s*(?:\S*/)?"
+_STARTS = r"(?:^|[;&|(]|\b(?:exec|then|do|time|nohup)\b)\s*(?:\w+=\S*\s+)*(?:\S*/)?"
+_MODULE = r"python[\d.]*\s+(?:-u\s+)?-m\s+"
 _IN_SHELL = {
-    "accelerate launch": re.compile(_STARTS + r"accelerate(?:\s+|-)launch\s(?!.*--machine_rank)", re.MULTILINE),
-    "deepspeed": re.compile(_STARTS + r"deepspeed\s(?!.*(?:--no_ssh|--hostfile|-H\b))", re.MULTILINE),
+    launcher: re.compile(rf"{_STARTS}(?:{program}|{_MODULE}{module})\s(?!.*(?:{flags}))", re.MULTILINE)
+    for launcher, program, module, flags in (
+        ("accelerate launch", r"accelerate(?:\s+|-)launch", r"accelerate\.commands\.launch", "--machine_rank"),
+        ("deepspeed", "deepspeed", r"deepspeed\.launcher\.runner", r"--no_ssh|--hostfile|-H\b"),
+    )
 }
+"""By launcher: one that starts, without any flag of its place in the rest of its line."""
 
 
 def placed(command: Sequence[str], replicas: int | None) -> list[str]:
