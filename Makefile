@@ -73,6 +73,7 @@ test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults,
 	@$(MAKE) --no-print-directory test-oldest
 	@$(MAKE) --no-print-directory cluster-ready
 	@$(PY) -m pytest -q tests/e2e/on_clean_ground.py
+	@$(PY) -m pytest -q -m "thorough and e2e" tests/e2e
 	@$(MAKE) --no-print-directory test-policies
 	@$(MAKE) --no-print-directory test-dashboard
 	@$(MAKE) --no-print-directory test-terraform

@@ -1,4 +1,4 @@
-"""A node loses power and comes back."""
+"""Nodes lose power and come back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.e2e.kit import Job, Kubectl, docker, is_true, leader, wait_until
+from tests.e2e.kit import Job, Kubectl, Object, docker, is_true, leader, wait_until
 from tests.e2e.test_recovery import assert_resumed
 
 
@@ -30,7 +30,41 @@ def test_job_survives_a_worker_node_that_stops_and_starts(
         )
         print("\n", [c for c in noticed["status"]["conditions"] if c["type"] == "Restarting"])
     finally:
-        docker("start", node)
-        subprocess.run([sys.executable, "-m", "hack.cluster", "heal-network"], check=True, timeout=120)
+        start(node)
     job.wait("Complete", 240)
     assert_resumed(job, undisturbed, 2)
+
+
+@pytest.mark.thorough
+@pytest.mark.last(3)
+def test_two_of_three_nodes_that_stop_at_once_cost_one_attempt(
+    make_job: Callable[..., Job], undisturbed: Job, operator: Kubectl
+) -> None:
+    """The third node is that of the control plane, where no pod of the job or the operator may run."""
+    job = make_job().create()
+    job.until_step(50)
+    nodes = {p["spec"]["nodeName"] for p in job.pods().values()}
+    assert len(nodes) == 2
+    assert leader(operator)["spec"]["nodeName"] in nodes
+    before = job.get()["status"]["attempt"]
+    docker("stop", "-t", "0", *nodes)
+    try:
+        wait_until(
+            "both nodes are lost", lambda: all(not is_ready(operator.get("node", n)) for n in nodes), timeout=120
+        )
+    finally:
+        start(*nodes)
+    status = job.wait("Complete", 240)["status"]
+    assert_resumed(job, undisturbed, 2)
+    assert (status["attempt"], status["restarts"]["counted"]) == (before + 1, 0), status["recoveries"]
+
+
+def start(*nodes: str) -> None:
+    """Starts stopped nodes again, with the addresses that they had."""
+    docker("start", *nodes)
+    subprocess.run([sys.executable, "-m", "hack.cluster", "heal-network"], check=True, timeout=120)
+
+
+def is_ready(node: Object | None) -> bool:
+    conditions = node["status"]["conditions"] if node else []
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
