@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from dtj_core.plan.model import Object, Observed
 from dtj_operator.kube.cache.store import Key
-from dtj_operator.kube.executor import Rejected
+from dtj_operator.kube.rejections import Rejected
 from dtj_operator.kube.resources import job_key
 
 FIRST_SECONDS = 1.0

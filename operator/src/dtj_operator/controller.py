@@ -15,8 +15,9 @@ from dtj_core.plan.model import Object, Observed, Plan, Settings
 from dtj_operator import errors, logs
 from dtj_operator.admission_backoff import RejectionCache, with_rejection
 from dtj_operator.kube.cache.store import Key
-from dtj_operator.kube.executor import PlanExecutor, Rejected
+from dtj_operator.kube.executor import PlanExecutor
 from dtj_operator.kube.observer import Observer
+from dtj_operator.kube.rejections import Rejected
 from dtj_operator.metrics import Metrics, phase_label
 from dtj_operator.workqueue import Priority, WorkQueue
 

@@ -17,7 +17,7 @@ from dtj_core.plan import plan
 from dtj_core.plan.conditions import find_condition
 from dtj_core.plan.model import Apply, Observed, Plan, Settings
 from dtj_operator import errors
-from dtj_operator.kube.executor import is_permanent
+from dtj_operator.kube.rejections import is_permanent
 from dtj_operator.kube.resources import POD_GROUPS, resource_of
 from hack.cluster.controlplane import ControlPlane
 from tests.unit.api.specs import MINIMAL

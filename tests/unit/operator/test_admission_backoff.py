@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dtj_core.plan.model import Observed
 from dtj_operator.admission_backoff import RejectionCache
-from dtj_operator.kube.executor import Rejected
+from dtj_operator.kube.rejections import Rejected
 from tests.unit.operator.fakes import job
 
 QUOTA = Rejected("exceeded quota", permanent=False)

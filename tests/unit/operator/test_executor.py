@@ -12,8 +12,9 @@ import pytest
 
 from dtj_core.plan.model import Apply, Delete, Event, Plan
 from dtj_operator import errors
-from dtj_operator.kube.executor import PlanExecutor, Rejected, same_status
+from dtj_operator.kube.executor import PlanExecutor, same_status
 from dtj_operator.kube.observer import Observer
+from dtj_operator.kube.rejections import Rejected
 from tests.unit.operator.fakes import FakeCache, FakeClient, FakeListeners, job
 
 SET = {

@@ -14,8 +14,9 @@ import pytest
 from dtj_contract import names
 from dtj_core.plan.model import Nudge, Plan
 from dtj_operator import errors
-from dtj_operator.kube.executor import PlanExecutor, Rejected
+from dtj_operator.kube.executor import PlanExecutor
 from dtj_operator.kube.observer import Observer
+from dtj_operator.kube.rejections import Rejected
 from tests.unit.operator.fakes import FakeCache, FakeClient, FakeListeners, job
 from tests.unit.operator.test_executor import Recorded
 

@@ -9,8 +9,9 @@ import pytest
 
 from dtj_core.plan.model import Apply, Object, Observed, Plan, Settings
 from dtj_operator import errors
-from dtj_operator.kube.executor import PlanExecutor, Rejected
+from dtj_operator.kube.executor import PlanExecutor
 from dtj_operator.kube.observer import Observer
+from dtj_operator.kube.rejections import Rejected
 from dtj_operator.kube.resources import STATEFUL_SET, Resource
 from tests.unit.operator.fakes import FakeCache, FakeClient, FakeListeners, job
 from tests.unit.operator.test_controller import KEY, Shell, client_with

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from dtj_contract import names
 from dtj_core.plan.job import is_owned
@@ -14,6 +14,7 @@ from dtj_operator.kube import undeclared_fields
 from dtj_operator.kube.cache.cache import Cache
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.observer import Observer
+from dtj_operator.kube.rejections import Rejected, is_permanent, raise_rejection
 from dtj_operator.kube.resources import (
     BY_KIND,
     CLAIM,
@@ -32,30 +33,10 @@ from dtj_operator.kube.resources import (
 
 logger = logging.getLogger(__name__)
 
-# Marks of responses that have the status of a validation but come from somebody else, or are not
-# about the job's own content.
-BY_OTHERS = (
-    "admission webhook",
-    "AdmissionPolicy",  # Validating and Mutating
-    "metadata.ownerReferences",  # child of a deleted namesake, still terminating
-    "updates to statefulset spec",  # somebody else has just created a StatefulSet of that name
-)
 # A create costs the API server 1 ms of CPU less than the apply that makes the same object. Created objects keep the
 # fields that a later apply omits, so the children whose fields come and go are applied from the beginning.
 CREATED_FIRST = (SECRET, NETWORK_POLICY)
 NO_DRY_RUN = "does not support dry run"
-
-
-class Rejected(Exception):
-    """The API server rejected a child. The planner turns the rejection into a condition.
-
-    `permanent`: the child is invalid as the job describes it, which fails a job that has never run.
-    Every other rejection is retried.
-    """
-
-    def __init__(self, message: str, *, permanent: bool) -> None:
-        super().__init__(message)
-        self.permanent = permanent
 
 
 class Recorder(Protocol):
@@ -144,7 +125,7 @@ class PlanExecutor:
                     f"{missing}: install its scheduler's CRDs, or remove spec.gang", permanent=False
                 ) from error
             checks_pods = resource is STATEFUL_SET or action.pods_of is not None
-            _raise_rejection(error, permanent=checks_pods and is_permanent(error))
+            raise_rejection(error, permanent=checks_pods and is_permanent(error))
         self._cache.answer(resource, applied)
         logger.info("applied %s %s", resource.kind, action.body["metadata"]["name"])
 
@@ -230,7 +211,7 @@ class PlanExecutor:
         except (errors.ObjectNotFound, errors.Conflict):
             return  # the namespace terminates
         except errors.KubeError as error:
-            _raise_rejection(error, permanent=False)
+            raise_rejection(error, permanent=False)
         name = action.stateful_set["metadata"]["name"]
         if await self._annotate(namespace, action.stateful_set, {names.ANNOTATION_NUDGED: action.time}):
             logger.info("woke the controller of StatefulSet %s, which has created too few pods", name)
@@ -244,7 +225,7 @@ class PlanExecutor:
         except (errors.ObjectNotFound, errors.Conflict):
             return False  # deleted, or replaced by another
         except errors.KubeError as error:
-            _raise_rejection(error, permanent=False)
+            raise_rejection(error, permanent=False)
         self._cache.answer(STATEFUL_SET, merged)
         return True
 
@@ -339,34 +320,6 @@ def _status_body(job: Object, status: Object) -> Object:
         "metadata": {key: metadata[key] for key in known if key in metadata},
         "status": status,
     }
-
-
-def _raise_rejection(error: errors.KubeError, *, permanent: bool) -> NoReturn:
-    """Raises Rejected if `error` is about the object, else `error`."""
-    if not is_rejection(error):
-        raise error
-    raise Rejected(error.message, permanent=permanent) from error
-
-
-def is_rejection(error: errors.KubeError) -> bool:
-    """Returns whether the API server examined the object and does not accept it, now or ever.
-
-    A missing response, an unknown login, a busy server and an overtaken plan prove nothing about
-    the object.
-    """
-    if isinstance(error, errors.Transient):
-        return error.status >= 500
-    return not isinstance(error, errors.NotAuthenticated | errors.Overtaken)
-
-
-def is_permanent(error: errors.KubeError) -> bool:
-    """Returns whether the API server's own validation found the object invalid.
-
-    An invalid object stays invalid. Every other rejection may pass by itself or through somebody's
-    action: a quota, a limit range, a webhook, a policy, a right, a service account that does not
-    exist yet.
-    """
-    return isinstance(error, errors.Invalid) and not any(mark in error.message for mark in BY_OTHERS)
 
 
 def same_status(one: Object, other: Object) -> bool:
