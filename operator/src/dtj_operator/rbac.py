@@ -25,7 +25,8 @@ RULES: dict[tuple[str, str], tuple[str, ...]] = {
     # get: where an object of somebody else has a child's name.
     ("", "services"): ("get", "list", "watch", "create", "patch"),
     ("", "pods"): ("list", "watch", "create", "delete"),  # create: dry runs only
-    ("", "secrets"): ("create", "patch"),  # a patch returns the object
+    # A patch returns the object. An empty one shows whether it exists where a quota refuses to create it.
+    ("", "secrets"): ("create", "patch"),
     ("networking.k8s.io", "networkpolicies"): ("create", "patch"),
     # checkpoint.volume.claimTemplate. get: whether the claim exists where a quota refuses to create it.
     ("", "persistentvolumeclaims"): ("get", "create"),

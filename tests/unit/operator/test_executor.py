@@ -321,3 +321,16 @@ def test_claim_that_exists_may_be_refused_by_a_full_quota() -> None:
     client.objects.clear()
     with pytest.raises(Rejected, match="exceeded quota"):
         execute(client, plan)
+
+
+def test_secret_that_exists_may_be_refused_by_a_full_quota_to_a_repair() -> None:
+    """The operator may not read Secrets, so an empty patch asks whether it is there."""
+    client = FakeClient()
+    client.refuse["create", "secrets", "j-agent"] = errors.Forbidden("exceeded quota: q", status=403)
+    plan = Plan(actions=(Apply(body=SECRET, if_missing=True),), status={"phase": "Pending"})
+    execute(client, plan)
+    assert client.calls[1:] == [("patch", "secrets", "j-agent"), ("apply", "distributedtrainingjobs/status", "j")]
+    assert client.bodies[1] == {}
+    client.refuse["patch", "secrets", "j-agent"] = errors.ObjectNotFound("no", status=404)
+    with pytest.raises(Rejected, match="exceeded quota"):
+        execute(client, plan)

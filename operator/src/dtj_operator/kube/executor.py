@@ -117,7 +117,8 @@ class PlanExecutor:
                     self._observer.add_unlabelled(resource, job_key(job))
                     raise errors.Overtaken("a Workload of this name exists", status=409) from error
                 return  # already created
-            if resource is CLAIM and isinstance(error, errors.Forbidden) and await self._exists(resource, job, body):
+            is_denied = action.if_missing and resource in (CLAIM, SECRET) and isinstance(error, errors.Forbidden)
+            if is_denied and await self._exists(resource, job, body):
                 return  # already created, and the quota is full
             if resource in POD_GROUPS and isinstance(error, errors.ObjectNotFound):
                 missing = f"spec.gang: the API server has no PodGroup of {resource.api_version}"
@@ -162,8 +163,13 @@ class PlanExecutor:
             raise errors.Overtaken(f"a {resource.kind} of another owner has the name", status=409) from error
 
     async def _exists(self, resource: Resource, job: Object, body: Object) -> bool:
+        """Returns whether an object of this kind and name exists, as far as the operator may know."""
+        namespace, name = job["metadata"]["namespace"], body["metadata"]["name"]
         try:
-            await self._client.get(resource, job["metadata"]["namespace"], body["metadata"]["name"])
+            if resource is SECRET:
+                await self._client.merge(resource, namespace, name, {})  # RBAC grants no get, and this changes nothing
+            else:
+                await self._client.get(resource, namespace, name)
         except (errors.ObjectNotFound, errors.Forbidden):
             return False
         return True
