@@ -118,12 +118,12 @@ ROWS: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
         ),
         ("Status writes", "ops", [(f"sum(rate(dtj_status_writes_total{{{OPERATOR}}}[5m]))", "writes")]),
         (
-            "Delay of the event loop, 99th percentile",
+            "Longest block of the event loop",
             "s",
             [
                 (
-                    "histogram_quantile(0.99, sum by (pod, le) "
-                    f"(rate(dtj_event_loop_lag_seconds_bucket{{{OPERATOR}}}[5m])))",
+                    "histogram_quantile(1, sum by (pod, le) "
+                    f"(rate(dtj_event_loop_block_seconds_bucket{{{OPERATOR}}}[5m])))",
                     "{{pod}}",
                 )
             ],

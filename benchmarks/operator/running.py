@@ -282,7 +282,7 @@ def prefer(pid: int) -> None:
             os.setpriority(os.PRIO_PROCESS, int(thread), -20)
 
 
-LAG = re.compile(r'^dtj_event_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
+LAG = re.compile(r'^dtj_event_loop_block_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
 
 
 def lag_above(text: str, seconds: float = 0.05) -> int:
@@ -292,7 +292,7 @@ def lag_above(text: str, seconds: float = 0.05) -> int:
 
 
 def worst_bucket(before: str, after: str) -> float:
-    """Returns the upper bound of the longest delay of the event loop between two scrapes."""
+    """Returns the upper bound of the longest block of the event loop between two scrapes."""
     old = {float(bound): float(count) for bound, count in LAG.findall(before)}
     new = {float(bound): float(count) for bound, count in LAG.findall(after)}
     total = new[float("inf")] - old[float("inf")]

@@ -16,9 +16,10 @@ from pathlib import Path
 
 from dtj_contract import names
 from dtj_core.plan import plan
-from dtj_operator import errors, full_collections, kopf_shell, logs, loop_lag, settings
+from dtj_operator import errors, full_collections, kopf_shell, logs, settings
 from dtj_operator.agent_client import AgentClient
 from dtj_operator.controller import Controller, Planner
+from dtj_operator.event_loop import EventLoop
 from dtj_operator.following.listeners import AgentListeners
 from dtj_operator.health import Certificate, HealthServer
 from dtj_operator.kube.cache.cache import Cache
@@ -67,7 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = settings.parse(sys.argv[1:] if arguments is None else arguments)
         logs.set_up(options.log_format, options.log_level)
-        asyncio.run(run(options, plan))
+        with asyncio.Runner(loop_factory=EventLoop) as runner:
+            runner.run(run(options, plan))
     except errors.OptionError as error:
         print(f"dtj-operator: {error}", file=sys.stderr)  # noqa: T201  there is no log yet
         return 2
@@ -100,6 +102,8 @@ class Operator:
         self.stop = asyncio.Event()
         self.version = importlib.metadata.version("dtj-operator")
         metrics = self.metrics = Metrics(self.version)
+        if isinstance(loop := asyncio.get_running_loop(), EventLoop):
+            loop.report_blocks(metrics.blocks.observe)
         self.queue: WorkQueue[Key] = WorkQueue(metrics)
         metrics.watch_depth(lambda: len(self.queue))
         self.leases = LeaseClient(login, metrics.request)
@@ -159,7 +163,6 @@ class Operator:
                 kopf = group.create_task(shell, name="kopf")
                 beside = [
                     group.create_task(self._watch_keys(), name="master key"),
-                    group.create_task(loop_lag.measure(self.metrics.lag.observe), name="loop lag"),
                     group.create_task(full_collections.run(), name="full collections"),
                 ]
                 terms = group.create_task(self._run_terms(), name="terms")

@@ -57,7 +57,7 @@ FAILED_BECAUSE = (
 )
 
 _FAST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-_LAG = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
+_BLOCKS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 _RECOVERY = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 
 
@@ -118,7 +118,11 @@ class Metrics:
         )
         self.cached = gauge("cache_objects", "Objects in the cache.", ("resource",))
         self.resync = gauge("last_resync_timestamp_seconds", "Unix time of the last look at all jobs.")
-        self.lag = histogram("event_loop_lag_seconds", "Delay of a timer of the event loop that is due.", _LAG)
+        self.blocks = histogram(
+            "event_loop_block_seconds",
+            "Time for which callbacks kept the event loop from all else, from 5 ms on.",
+            _BLOCKS,
+        )
         self.events_dropped = counter("events_dropped_total", "Kubernetes events dropped because a job had too many.")
         self.leader = gauge("leader", "1 while this process is the leader and acts, else 0.")
         self.overlapping = gauge(

@@ -122,11 +122,11 @@ def test_age_is_that_of_the_progress_right_before_it_is_replaced() -> None:
     assert statuses.ages == [126.0 - 98.0]
 
 
-def test_delays_of_the_event_loop_are_those_between_two_scrapes() -> None:
+def test_blocks_of_the_event_loop_are_those_between_two_scrapes() -> None:
     def scrape(*counts: int) -> str:
         bounds = ("0.01", "0.05", "0.1", "+Inf")
         rows = zip(bounds, counts, strict=True)
-        return "\n".join(f'dtj_event_loop_lag_seconds_bucket{{le="{bound}"}} {count}.0' for bound, count in rows)
+        return "\n".join(f'dtj_event_loop_block_seconds_bucket{{le="{bound}"}} {count}.0' for bound, count in rows)
 
     before, after = scrape(5, 6, 6, 9), scrape(5, 9, 10, 13)
     assert lag_above(after) - lag_above(before) == 1

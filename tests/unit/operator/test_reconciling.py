@@ -8,7 +8,6 @@ from typing import Any
 from unittest.mock import Mock
 
 from dtj_core.plan.model import Plan
-from dtj_operator import loop_lag
 from dtj_operator.reconciling import Reconciling
 from dtj_operator.resync import Resync
 from tests.lib.virtual_time import run
@@ -79,15 +78,3 @@ def test_reconcile_that_does_not_finish_is_cut_off() -> None:
         assert shell.queue.longest_processing() == 0
 
     reconciling(test)
-
-
-def test_lag_of_the_event_loop_is_what_a_timer_is_late() -> None:
-    async def main() -> None:
-        seen: list[float] = []
-        measuring = asyncio.ensure_future(loop_lag.measure(seen.append))
-        await asyncio.sleep(1.05)
-        assert len(seen) == 10
-        assert max(seen) < 1e-9
-        measuring.cancel()
-
-    run(main())

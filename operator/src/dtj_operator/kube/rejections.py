@@ -1,4 +1,4 @@
-"""What it means that the API server does not take a child: for ever, for now, or nothing about the child."""
+"""Decides whether the API server rejects a child for ever, for now, or has not judged it at all."""
 
 from __future__ import annotations
 
