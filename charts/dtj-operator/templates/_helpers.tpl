@@ -3,6 +3,21 @@
 {{- end -}}
 
 {{/*
+Rejects the values of an older chart, which `helm upgrade --reuse-values` takes in place of this chart's defaults.
+*/}}
+{{- define "dtj-operator.checkValues" -}}
+{{- range $path := list "image" "leaderElection" "kueue" "podGroups" "sickNodes" "podDisruptionBudget" "crds" "masterKey" "rbac" "serviceAccount" "metrics.authentication" "metrics.service" "metrics.serviceMonitor" "metrics.podMonitor" "metrics.prometheusRule" "metrics.dashboard" "networkPolicy" "jobNetworkPolicy" "test" "log" "agent" "tracking.mlflow.persistence" "tracking.tensorboard" -}}
+{{- $found := merge (dict) $.Values -}}
+{{- range $name := splitList "." $path -}}
+{{- $found = get $found $name -}}
+{{- if not (kindIs "map" $found) -}}
+{{- fail (printf "the values have no %s, so they are those of an older chart: write --reset-then-reuse-values (Helm 3.14 or later) instead of --reuse-values" $path) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
 Release `dtj` creates `dtj-operator`, release `blue` creates `blue-dtj-operator`: no two releases share a name.
 Helm's own scaffold omits the chart's name wherever the release contains it, so `a` and `a-dtj-operator` would collide.
 The name is cut at 55 characters, so that the name of the metrics Service fits into 63. A release has 53 at most, so

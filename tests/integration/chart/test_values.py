@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from dtj_core.plan.node_signs import SickNodeSettings
 from dtj_operator import rbac, settings
+from hack.cluster.versions import KUBERNETES
 from tests.integration.chart.kit import (
     CHART,
     NAMESPACE,
@@ -69,6 +72,32 @@ def test_value_reaches_the_operator(chosen: Object, field: str, expected: Any, t
 
 def test_agent_is_delivered_as_before_with_the_values_of_an_older_chart() -> None:
     assert "--agent-delivery=init-container" in flags({"agent.delivery": None}), "helm upgrade --reuse-values"
+
+
+def sections(node: Object, default: Any, path: str = "") -> set[str]:
+    """Returns the paths of the values' innermost objects whose fields the chart reads, as in the schema."""
+    inner: set[str] = set()
+    for name, field in node.get("properties", {}).items():
+        value = default.get(name)
+        if isinstance(value, dict) and (
+            field.get("additionalProperties") is False or "monitor" in field.get("$ref", "")
+        ):
+            at = f"{path}.{name}".lstrip(".")
+            inner |= sections(field, value, at) or {at}
+    return inner
+
+
+def test_values_of_an_older_chart_are_rejected_with_the_flag_that_helps() -> None:
+    """`helm upgrade --reuse-values` takes the values of the release in place of the chart's defaults."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    helper = (CHART / "templates/_helpers.tpl").read_text().partition('"dtj-operator.checkValues"')[2]
+    checked = re.findall(r'"([\w.]+)"', helper[: helper.index("-}}\n{{- $found")])
+    assert set(checked) == sections(schema, defaults)
+    for missing in ("sickNodes", "metrics.authentication", "tracking"):
+        refused = helm("template", "dtj", str(CHART), "--kube-version", f"v{KUBERNETES}", "--set", f"{missing}=null")
+        assert f"the values have no {missing}" in refused.stderr
+        assert "write --reset-then-reuse-values" in refused.stderr
 
 
 def test_images_as_volumes_are_rejected_where_kubernetes_is_too_old(tmp_path: Path) -> None:
