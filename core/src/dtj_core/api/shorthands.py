@@ -21,7 +21,7 @@ Template = dict[str, Any]
 CONTAINER = ("env", "envFrom", "resources")
 POD = ("nodeSelector", "tolerations", "priorityClassName", "imagePullSecrets")
 OF_NETWORK = ("hostNetwork", "dnsPolicy")
-SHM_PATHS = {"/dev/shm", "/dev/shm/"}  # noqa: S108 (paths in the container)
+SHM_PATHS = ("/dev/shm", "/dev/shm/")  # noqa: S108 (paths in the container)
 FIELDS = (*CONTAINER, *POD, "shmSize", "network")
 CONTAINERS = "has(self.template) && has(self.template.spec) && has(self.template.spec.containers)"
 
@@ -134,8 +134,9 @@ def _variables(spec: Spec) -> list[str]:
     return [*own, *(str(item.get("name")) for item in _raw_trainer(spec).get("env") or ())]
 
 
-def _mount_paths(spec: Spec) -> list[str]:
-    return [str(mount.get("mountPath")) for mount in _raw_trainer(spec).get("volumeMounts") or ()]
+def mount_paths(spec: Spec) -> list[str]:
+    """Returns where the trainer container of the template mounts volumes, without a slash at the end."""
+    return [str(mount.get("mountPath")).removesuffix("/") for mount in _raw_trainer(spec).get("volumeMounts") or ()]
 
 
 _IS_INTERFACE = f"e.name in {list(INTERFACE_VARIABLES)}"
@@ -165,7 +166,7 @@ RULES = (
     Rule(
         cel=f"!has(self.shmSize) || !{trainer_has(_MOUNTS_SHM)}",
         message="the template's container mounts a volume at /dev/shm: remove shmSize or that mount",
-        holds=lambda self: self.shm_size is None or not SHM_PATHS & set(_mount_paths(self)),
+        holds=lambda self: self.shm_size is None or SHM_PATHS[0] not in mount_paths(self),
         field="shmSize",
     ),
     Rule(

@@ -23,7 +23,7 @@ from dtj_core.api.network import Network
 from dtj_core.api.pod_types import EnvVar, Label, Labels, LocalReference, Objects, Resources, Toleration
 from dtj_core.api.restart import RestartSettings
 from dtj_core.api.runtime_ref import RuntimeRef
-from dtj_core.api.shorthands import CONTAINERS, trainer_has
+from dtj_core.api.shorthands import trainer_has
 from dtj_core.api.status import Status
 from dtj_core.api.template import find_trainer_container
 from dtj_core.api.update_rules import REPLICAS, fixed, immutable
@@ -35,15 +35,14 @@ NAME_LENGTH = 52
 # Pattern of a Service name, the strictest one of the children.
 NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 MOUNT_PATH = f"(has(self.checkpoint.mountPath) ? self.checkpoint.mountPath : '{names.DEFAULT_CHECKPOINT_DIR}')"
+_MOUNTS_CHECKPOINTS = (
+    f"has(c.volumeMounts) && c.volumeMounts.exists(m, m.mountPath == {MOUNT_PATH}"
+    f" || m.mountPath + '/' == {MOUNT_PATH} || m.mountPath == {MOUNT_PATH} + '/')"
+)
 HAS_IMAGE = "has(c.image) && c.image != ''"
 _QUEUE = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 # As spec.managedBy of a Kubernetes Job.
 _CONTROLLER = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9._~-]+$"
-
-
-def _mounts(spec: Spec) -> list[str]:
-    containers = ((spec.template or {}).get("spec") or {}).get("containers") or []
-    return [str(m.get("mountPath")).removesuffix("/") for c in containers for m in c.get("volumeMounts") or []]
 
 
 class Spec(Model):
@@ -226,13 +225,13 @@ class Spec(Model):
             field="checkpoint.volume",
         ),
         Rule(
-            cel=f"!has(self.checkpoint) || !({CONTAINERS})"
-            " || self.template.spec.containers.all(c, !has(c.volumeMounts)"
-            f" || c.volumeMounts.all(m, m.mountPath != {MOUNT_PATH}"
-            f" && m.mountPath + '/' != {MOUNT_PATH} && m.mountPath != {MOUNT_PATH} + '/'))",
-            message="a container of the template already mounts a volume at checkpoint.mountPath:"
-            " remove that mount, or change mountPath",
-            holds=lambda self: not self.checkpoint or self.checkpoint.mount_path.removesuffix("/") not in _mounts(self),
+            cel=f"!has(self.checkpoint) || !{trainer_has(_MOUNTS_CHECKPOINTS)}",
+            message="the template's container already mounts a volume at checkpoint.mountPath: remove that mount, or"
+            " change mountPath",
+            holds=lambda self: (
+                not self.checkpoint
+                or self.checkpoint.mount_path.removesuffix("/") not in shorthands.mount_paths(self)
+            ),
             field="checkpoint",
         ),
         Rule(
