@@ -266,6 +266,10 @@ BAD: dict[str, tuple[Object, str]] = {
         "spec.checkpoint.volume",
     ),
     "an empty claim name": (checkpoint(volume={"claimName": ""}), "spec.checkpoint.volume.claimName"),
+    "a claim name that no claim can have": (
+        checkpoint(volume={"claimName": "My_Claim"}),
+        "spec.checkpoint.volume.claimName",
+    ),
     "a relative host path": (checkpoint(volume={"hostPath": {"path": "x"}}), "spec.checkpoint.volume.hostPath.path"),
     "a host path that is a socket": (
         checkpoint(volume={"hostPath": {"path": "/x", "type": "Socket"}}),

@@ -32,11 +32,6 @@ def trainer_has(what: str) -> str:
     return f"({CONTAINERS} && self.template.spec.containers.exists(c, {chosen} && {what}))"
 
 
-def containers_all(what: str) -> str:
-    """Returns the CEL condition that every container of the template is `what`."""
-    return f"(!({CONTAINERS}) || self.template.spec.containers.all(c, {what}))"
-
-
 def merge(spec: Spec) -> Template:
     """Returns the pod template with all shorthands but `image` in it; the template's parts are not changed."""
     template = dict(spec.template or {})
