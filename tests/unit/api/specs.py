@@ -128,15 +128,6 @@ GOOD: dict[str, Object] = {
     "a host path of the kind test": checkpoint(volume={"hostPath": {"path": "/var/lib/dtj-shared"}}),
     "a host path that is made": checkpoint(volume={"hostPath": {"path": "/x", "type": "DirectoryOrCreate"}}),
     "an NFS volume": checkpoint(volume={"source": {"nfs": {"server": "filer", "path": "/runs"}}}),
-    "a sidecar that mounts the checkpoints where the trainer does": checkpoint()
-    | {
-        "template": {
-            "spec": {
-                "containers": [TWO[0], TWO[1] | {"volumeMounts": [{"name": "v", "mountPath": "/checkpoints"}]}],
-                "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c", "readOnly": True}}],
-            }
-        }
-    },
     "an own mount path": checkpoint(mountPath="/mnt/runs"),
     "a mount path with a slash at its end": checkpoint(mountPath="/mnt/runs/"),
     "a mount path that begins as the system's does": checkpoint(mountPath="/tmpfiles/.cache"),
@@ -266,10 +257,6 @@ BAD: dict[str, tuple[Object, str]] = {
         "spec.checkpoint.volume",
     ),
     "an empty claim name": (checkpoint(volume={"claimName": ""}), "spec.checkpoint.volume.claimName"),
-    "a claim name that no claim can have": (
-        checkpoint(volume={"claimName": "My_Claim"}),
-        "spec.checkpoint.volume.claimName",
-    ),
     "a relative host path": (checkpoint(volume={"hostPath": {"path": "x"}}), "spec.checkpoint.volume.hostPath.path"),
     "a host path that is a socket": (
         checkpoint(volume={"hostPath": {"path": "/x", "type": "Socket"}}),

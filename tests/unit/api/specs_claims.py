@@ -17,6 +17,18 @@ GOOD: dict[str, Object] = {
     "a claim that goes with the job": claim(size="1.5Ti", storageClassName="nfs", whenDeleted="Delete"),
     "a claim for one node": {"replicas": 3, **claim(accessModes=["ReadWriteOnce"])},
     "a claim for one pod": claim(accessModes=["ReadWriteOncePod"]),
+    "a sidecar that mounts the checkpoints where the trainer does": {
+        **claim(),
+        "template": {
+            "spec": {
+                "containers": [
+                    {"name": "trainer"},
+                    {"name": "x", "image": "x", "volumeMounts": [{"name": "v", "mountPath": "/checkpoints"}]},
+                ],
+                "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "j-checkpoints"}}],
+            }
+        },
+    },
 }
 BAD: dict[str, tuple[Object, str]] = {
     "a claim for one pod and two pods": (
@@ -29,6 +41,10 @@ BAD: dict[str, tuple[Object, str]] = {
     "a claim without access": (claim(accessModes=[]), f"{WHERE}.accessModes"),
     "a claim that can't be written": (claim(accessModes=["ReadOnlyMany"]), f"{WHERE}.accessModes[0]"),
     "access for one pod and more": (claim(accessModes=["ReadWriteOncePod", "ReadWriteMany"]), f"{WHERE}.accessModes"),
+    "a name that no claim can have": (
+        {"checkpoint": {"volume": {"claimName": "My_Claim"}}},
+        "spec.checkpoint.volume.claimName",
+    ),
     "a claim that is there and one that is made": (
         {"checkpoint": {"volume": {"claimName": "c", "claimTemplate": {"size": "1Gi"}}}},
         "spec.checkpoint.volume",

@@ -229,8 +229,7 @@ class Spec(Model):
             message="the template's container already mounts a volume at checkpoint.mountPath: remove that mount, or"
             " change mountPath",
             holds=lambda self: (
-                not self.checkpoint
-                or self.checkpoint.mount_path.removesuffix("/") not in shorthands.mount_paths(self)
+                not self.checkpoint or self.checkpoint.mount_path.removesuffix("/") not in shorthands.mount_paths(self)
             ),
             field="checkpoint",
         ),
