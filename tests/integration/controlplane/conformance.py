@@ -12,13 +12,14 @@ from typing import Any
 
 from dtj_contract import names
 from dtj_core.api import InvalidJob, read, violations
+from dtj_core.api.encoding import APPLY_CONTENT, apply_body
 from dtj_core.api.shorthands import POD
 from dtj_core.plan import plan
 from dtj_core.plan.conditions import find_condition
 from dtj_core.plan.model import Apply, Observed, Plan, Settings
 from dtj_operator import errors
 from dtj_operator.kube.rejections import is_permanent
-from dtj_operator.kube.resources import POD_GROUPS, resource_of
+from dtj_operator.kube.resources import POD_GROUPS, SERVICE, STATEFUL_SET, resource_of
 from hack.cluster.controlplane import ControlPlane
 from tests.unit.api.specs import MINIMAL
 
@@ -47,9 +48,16 @@ class Api:
     def dry_run(self, path: str, body: Object) -> tuple[int, Object]:
         """Creates an object as a dry run, as strictly as kubectl does."""
         query = "?dryRun=All&fieldValidation=Strict"
-        text = json.dumps(as_sent(body))
+        return self._send("POST", path + query, json.dumps(as_sent(body)).encode(), "application/json")
+
+    def dry_apply(self, path: str, body: Object) -> tuple[int, Object]:
+        """Applies an object as a dry run, as the operator does."""
+        query = f"/{body['metadata']['name']}?dryRun=All&force=true&fieldManager={names.MANAGER}"
+        return self._send("PATCH", path + query, apply_body(body), APPLY_CONTENT)
+
+    def _send(self, method: str, url: str, body: bytes, content: str) -> tuple[int, Object]:
         for _ in range(TRIES):
-            self._connection.request("POST", path + query, text, {"Content-Type": "application/json"})
+            self._connection.request(method, url, body, {"Content-Type": content})
             answer = self._connection.getresponse()
             status, found = answer.status, json.loads(answer.read())
             if status not in (429, 500, 503, 504):
@@ -161,8 +169,9 @@ class Conformance:
                 continue
             group = "apis" if "/" in resource.api_version else "api"
             path = f"/{group}/{resource.api_version}/namespaces/{self._namespace}/{resource.plural}"
-            status, answer = self._api.dry_run(path, body)
-            if status < 300 and body["kind"] == "StatefulSet":
+            applied = resource in (SERVICE, STATEFUL_SET)
+            status, answer = (self._api.dry_apply if applied else self._api.dry_run)(path, body)
+            if status < 300 and resource is STATEFUL_SET:
                 template = body["spec"]["template"]
                 metadata = {"labels": template["metadata"]["labels"], "name": "j-dry-run"}
                 pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}

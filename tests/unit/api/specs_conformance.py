@@ -11,6 +11,11 @@ GOOD: dict[str, Object] = {
     "whole numbers in a list, written as fractions": {"restart": {"rules": [{"exitCodes": [3.0], "action": "Fail"}]}},
     "a null in a map of the template": {"template": {"spec": {"nodeSelector": {"gpu": None}, "containers": []}}},
     "a null in a map of the spec": {"nodeSelector": {"gpu": None}},
+    "variables, ports and pull secrets that are there twice": {
+        "env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}],
+        "imagePullSecrets": [{"name": "a"}, {"name": "a"}],
+        "template": {"spec": {"containers": [{"name": "t", "ports": [{"containerPort": 80}, {"containerPort": 80}]}]}},
+    },
 }
 BAD: dict[str, tuple[Object, str]] = {
     "a module with letters beyond ASCII": ({"entrypoint": {"module": "train\u0301"}}, "spec.entrypoint.module"),

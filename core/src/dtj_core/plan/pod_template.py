@@ -16,6 +16,7 @@ from dtj_core.plan.agent_environment import agent_environment
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import AgentDelivery, Object, Settings
 from dtj_core.plan.node_affinity import exclude_nodes
+from dtj_core.plan.repeated_items import drop_repeated
 
 # User "nonroot" of distroless images, and of ours.
 USER_ID = 65532
@@ -45,6 +46,7 @@ def pod_template(
     if settings.agent_delivery == "init-container":
         pod["initContainers"] = [_agent_installer(settings), *(pod.get("initContainers") or ())]
     pod["volumes"] = [*(pod.get("volumes") or ()), *_volumes(job, settings, trainer)]
+    drop_repeated(pod)
     for container in (*pod["containers"], *(pod.get("initContainers") or ())):
         _restrict(container)
     trainer["securityContext"].setdefault("readOnlyRootFilesystem", True)
