@@ -22,6 +22,8 @@ QUANTITY = (
 VOLUMES = {"volumes": [{"name": "data", "emptyDir": {"sizeLimit": "much"}}]}
 CHECKPOINT = {"checkpoint": {"volume": {"claimName": "c"}}}
 SIDECAR = {"containers": [{"name": "trainer"}, {"name": "logs", "image": "l", "resources": {"limits": {"cpu": "x"}}}]}
+APPLY = "failed to create typed patch object (ns/digits; apps/v1, Kind=StatefulSet): .spec.template.spec."
+UNKNOWN = ": field not declared in schema"
 BIG = {"resources": {"limits": {"cpu": "big", "memory": "1Gi"}}}
 CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("the image", {}, f"{SET}containers[0].image: Required value", "spec.image"),
@@ -48,6 +50,43 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("our init container", {}, f"{POD}initContainers[0].image: Required value", ""),
     ("the checkpoint's volume", CHECKPOINT, f"{POD}volumes[9].persistentVolumeClaim", "spec.checkpoint.volume"),
     ("a volume of the template", template(VOLUMES), f"{POD}volumes[0].name: Required value", ".spec.volumes[0].name"),
+    ("an unknown field", {"tolerations": [{}]}, f"{APPLY}tolerations[0].kye{UNKNOWN}", "spec.tolerations[0].kye"),
+    (
+        "an unknown field of a variable",
+        {"env": [{"name": "A"}]},
+        f'{APPLY}containers[name="trainer"].env[name="A"].vlue{UNKNOWN}',
+        'spec.env[name="A"].vlue',
+    ),
+    (
+        "an unknown field of a sidecar",
+        {"template": {"spec": SIDECAR}},
+        f'{APPLY}containers[name="logs"].imge{UNKNOWN}',
+        "spec.template.spec.containers[1].imge",
+    ),
+    (
+        "an unknown field of an init container",
+        template({"initContainers": [{"name": "i"}]}),
+        f'{APPLY}initContainers[name="i"].imge{UNKNOWN}',
+        "spec.template.spec.initContainers[0].imge",
+    ),
+    (
+        "an unknown field of our init container",
+        {},
+        f'{APPLY}initContainers[name="dtj-agent"].imge{UNKNOWN}',
+        "",
+    ),
+    (
+        "an unknown volume",
+        CHECKPOINT | template(VOLUMES),
+        f'{APPLY}volumes[name="dtj-checkpoint"].nfss{UNKNOWN}',
+        "spec.checkpoint.volume",
+    ),
+    (
+        "an unknown field of a volume",
+        CHECKPOINT | template(VOLUMES),
+        f'{APPLY}volumes[name="data"].emptyDri{UNKNOWN}',
+        "spec.template.spec.volumes[0].emptyDri",
+    ),
     ("a quantity", BIG, QUANTITY, "spec.resources.limits.cpu ('big'"),
     ("a size limit", template(VOLUMES), QUANTITY, "spec.volumes[0].emptyDir.sizeLimit ('much'"),
     ("a quantity of a sidecar", {"template": {"spec": SIDECAR}}, QUANTITY, "containers[1].resources.limits.cpu ('x'"),

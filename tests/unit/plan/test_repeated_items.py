@@ -1,4 +1,4 @@
-"""What a template lists twice reaches the API server once, as Kubernetes would take it."""
+"""Items that a template has twice reach the API server once, as Kubernetes would take them."""
 
 from __future__ import annotations
 

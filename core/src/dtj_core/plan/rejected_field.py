@@ -19,8 +19,10 @@ from dtj_core.plan.model import Object, Settings
 
 IN_TEMPLATE = "spec.template.spec"
 # As in `Pod "j" is invalid: spec.containers[0].env[3].name: Required value`, with all that may follow
-# `containers` in a path.
-_PATH = re.compile(r"(?<![\w.])(?:spec\.template\.)?spec\.([a-z]\w*(?:\[[^]]*\]|\.[a-z]\w*)*)")
+# `containers` in a path. A server-side apply puts a dot before it, and has the names of items for their indices.
+_START = r"(?<![\w.])\.?"
+_PATH = re.compile(_START + r"(?:spec\.template\.)?spec\.([a-z]\w*(?:\[[^]]*\]|\.[a-z]\w*)*)")
+_NAMED = re.compile(r'(containers|initContainers|volumes)\[name="([^"]*)"\](.*)')
 _CONTAINER = re.compile(r"containers\[(\d+)\](?:\.(\w+))?(?:\[(\d+)\])?(.*)")
 _INIT_CONTAINER = re.compile(r"initContainers\[(\d+)\](.*)")
 _VOLUME = re.compile(r"volumes\[(\d+)\](.*)")
@@ -41,7 +43,7 @@ def explain(message: str | None, job: Job, settings: Settings) -> str | None:
     if message is None:
         return None
     found = dict.fromkeys(_fields(message, job, settings))
-    missing = [path for path in found if not re.search(rf"(?<![\w.]){re.escape(path)}", message)]
+    missing = [path for path in found if not re.search(_START + re.escape(path), message)]
     return f"{message}; in the job: {', '.join(missing)}" if missing else message
 
 
@@ -52,7 +54,21 @@ def _fields(message: str, job: Job, settings: Settings) -> Iterator[str]:
         if text in message:
             yield _in_pod(job, field)
     for path in _PATH.findall(message):
-        yield from _in_job(job, path, settings)
+        yield from _in_job(job, _numbered(job, path, settings), settings)
+
+
+def _numbered(job: Job, path: str, settings: Settings) -> str:
+    """Returns a path with the index of a container or volume in the pod instead of its name."""
+    found = _NAMED.fullmatch(path)
+    if found is None:
+        return path
+    kind, name, rest = found.groups()
+    items = [item.get("name") for item in ((job.spec.template or {}).get("spec") or {}).get(kind) or ()]
+    items = items or ([names.CONTAINER] if kind == "containers" else [])
+    place = items.index(name) if name in items else len(items) if name in OF_VOLUMES else None
+    if kind == "initContainers" and settings.agent_delivery == "init-container":
+        place = 0 if place is None else place + 1
+    return path if place is None else f"{kind}[{place}]{rest}"
 
 
 def _in_pod(job: Job, field: str) -> str:
