@@ -37,7 +37,7 @@ def render_text(chosen: Object, release: str = "dtj", namespace: str = NAMESPACE
 @functools.cache
 def _rendered(settings: tuple[str, ...], release: str, namespace: str) -> str:
     done = helm(
-        "template", release, str(CHART), "-n", namespace, "--kube-version", f"v{KUBERNETES}", "--no-hooks", *settings
+        "template", release, str(CHART), "-n", namespace, "--kube-version", f"v{KUBERNETES}", "--skip-tests", *settings
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -81,4 +81,4 @@ def hooks(chosen: Object | None = None, release: str = "dtj") -> list[Object]:
     )
     assert done.returncode == 0, done.stderr
     documents = [document for document in yaml.safe_load_all(done.stdout) if document]
-    return [d for d in documents if "helm.sh/hook" in d["metadata"].get("annotations", {})]
+    return [d for d in documents if d["metadata"].get("annotations", {}).get("helm.sh/hook") == "test"]

@@ -48,8 +48,8 @@ def notes(install: Callable[..., str]) -> str:
     return install()
 
 
-def master_key(kubectl: Kubectl) -> str:
-    done = kubectl("-n", NAMESPACE, "get", "secret", "dtj-operator-master-key", "-o", "jsonpath={.data.key}")
+def master_key(kubectl: Kubectl, name: str = "key") -> str:
+    done = kubectl("-n", NAMESPACE, "get", "secret", "dtj-operator-master-key", "-o", f"jsonpath={{.data.{name}}}")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -74,6 +74,19 @@ def test_upgrade_keeps_the_master_key(notes: str, install: Callable[..., str], k
     before = master_key(kubectl)
     install("--set", "metrics.port=9090")
     assert master_key(kubectl) == before
+
+
+def test_rollback_keeps_a_master_key_that_was_replaced(
+    notes: str, plane: ControlPlane, install: Callable[..., str], kubectl: Kubectl
+) -> None:
+    before, new = master_key(kubectl), base64.b64encode(b"n" * 64).decode()
+    install("--set", "workers=4")
+    keys = json.dumps({"data": {"key": new, "previous": before}})
+    kubectl("-n", NAMESPACE, "patch", "secret", "dtj-operator-master-key", "-p", keys)
+    rolled = helm("rollback", "dtj", "-n", NAMESPACE, kubeconfig=plane.kubeconfig)
+    assert rolled.returncode == 0, rolled.stderr
+    assert master_key(kubectl) == new
+    assert master_key(kubectl, "previous") == before
 
 
 def test_crd_is_served(notes: str, kubectl: Kubectl) -> None:
