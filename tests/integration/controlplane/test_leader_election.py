@@ -29,6 +29,7 @@ from tests.integration.controlplane.support import (
     wait_until,
 )
 from tests.integration.controlplane.test_two_operators import made
+from tests.lib.starvation import Starvation
 
 
 def leads(operator: Operator) -> bool:
@@ -48,7 +49,8 @@ ENDS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
 ENDED = int(os.environ.get("DTJ_LEADER_ENDS", "8"))
 """Leaders that end, and jobs. `make test-long` takes 20."""
 LATE = 60.0
-"""The bound of a take-over. The configured 10 s are asserted by tests/unit/operator/test_leadership.py."""
+"""The bound of a take-over on a busy machine. Without what that takes, the two below hold."""
+AFTER_KILL, AFTER_TERM = 15.0, 1.0
 
 
 def pair(replica: Start) -> tuple[Operator, Operator]:
@@ -91,10 +93,13 @@ def test_standby_acts_after_the_leader_was_killed_and_nothing_is_done_twice(
     wait_until("the pods exist", lambda: has_pods(objects, "before"))
     assert second.writes() == []
     killed = time.monotonic()
-    first.kill()
-    submit("after")
-    wait_until("the standby leads", lambda: leads(second), timeout=LATE)
-    print(f"\ntaken over {time.monotonic() - killed:.1f} s after SIGKILL")
+    with Starvation() as starved:
+        first.kill()
+        submit("after")
+        wait_until("the standby leads", lambda: leads(second), timeout=LATE)
+    took = time.monotonic() - killed
+    print(f"\ntaken over {took:.1f} s after SIGKILL, {starved.seconds:.1f} s of them starved")
+    assert took - starved.seconds <= AFTER_KILL
     wait_until("the pods exist", lambda: has_pods(objects, "before", "after"))
     assert (made(objects, "statefulsets"), made(objects, "pods")) == (2, 4)
     assert objects.plane.request("GET", LEASES.format(objects.namespace, "dtj"))["spec"]["leaseTransitions"] == 1
@@ -106,10 +111,12 @@ def test_terminated_leader_releases_the_lease_and_the_standby_takes_it_at_once(
 ) -> None:
     first, second = pair(replica)
     began = time.monotonic()
-    first.process.send_signal(signal.SIGTERM)
-    wait_until("the standby leads", lambda: leads(second), timeout=LATE)
+    with Starvation() as starved:
+        first.process.send_signal(signal.SIGTERM)
+        wait_until("the standby leads", lambda: leads(second), timeout=LATE)
     took = time.monotonic() - began
-    print(f"\ntaken over {took:.2f} s after SIGTERM")
+    print(f"\ntaken over {took:.2f} s after SIGTERM, {starved.seconds:.2f} s of them starved")
+    assert took - starved.seconds <= AFTER_TERM
     assert first.process.wait(60) == 0
     assert [line for line in first.lines() if "released the lease" in line["message"]]
     submit()
