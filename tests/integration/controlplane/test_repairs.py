@@ -94,6 +94,33 @@ def test_deleted_secret_is_recreated_with_its_key_for_a_new_pod(
     ]
 
 
+def test_pod_that_mounts_for_long_in_a_full_quota_of_secrets_is_not_refused(
+    start_operator: Callable[..., Operator],
+    run_job: Callable[..., Any],
+    objects: Objects,
+    kubelet: Kubelet,
+) -> None:
+    """The quota refuses the create of a Secret before the API server looks whether it is there."""
+    operator = start_operator(program=(str(Path(__file__).parent / "impatient.py"),)).ready()
+    run_job()
+    secret = objects.get("secrets", "j-dtj-agent")
+    full = {"secrets": str(len(objects.list("secrets")))}
+    objects.plane.request("POST", objects.path("resourcequotas"), {"metadata": {"name": "q"}, "spec": {"hard": full}})
+    wait_until("the quota is full", lambda: objects.get("resourcequotas", "q").get("status", {}).get("used") == full)
+    kubelet.container_states["j-1"] = {"state": {"waiting": {"reason": "ContainerCreating"}}}
+    objects.plane.request("DELETE", objects.path("pods", "j-1"))
+    wait_until("another pod", lambda: (pod := objects.get("pods", "j-1")) and not pod["spec"].get("nodeName"))
+    place(objects, "j-1", "w1")
+
+    def asked() -> bool:
+        calls = [call for call in operator.writes() if call["objectRef"].get("resource") == "secrets"]
+        return any(call["verb"] == "patch" and call["responseStatus"]["code"] == 200 for call in calls)
+
+    wait_until("the operator has found the Secret", asked)
+    assert objects.get("secrets", "j-dtj-agent")["metadata"]["resourceVersion"] == secret["metadata"]["resourceVersion"]
+    assert not [line for line in operator.lines() if "rejects" in line["message"]]
+
+
 def test_pods_over_quota_are_reported_and_come_once_there_is_room(
     start_operator: Callable[..., Operator],
     submit: Callable[..., Any],
