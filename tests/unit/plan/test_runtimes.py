@@ -48,6 +48,17 @@ def taken(runtime: Object | None = None, **spec: Any) -> Object:
     return six_lines(first.status, **spec)
 
 
+def test_status_names_the_queue_of_the_job_or_of_its_runtime() -> None:
+    """`kubectl get` shows it, and a column has one path."""
+    runtime = gpu(queueName="platform")
+    assert look(taken(runtime)).status["queueName"] == "platform"
+    assert look(taken(runtime, queueName="mine")).status["queueName"] == "mine"
+    left = taken(runtime)
+    left["status"] = {**look(left).status, "runtime": left["status"]["runtime"] | {"spec": gpu()["spec"]}}
+    left["metadata"]["generation"] = 2
+    assert "queueName" not in look(left).status
+
+
 def test_runtime_is_stored_before_any_child_is_created() -> None:
     """Otherwise a crash in between, and a change of the runtime, would replace the pods."""
     first = look(six_lines(), runtime=gpu())

@@ -36,7 +36,7 @@ PRINTER_COLUMNS = (
     ("Goodput", ".status.goodput", "number", 1, ""),
     ("Checkpoint", ".status.checkpoint.step", "integer", 1, "Step of the newest complete checkpoint."),
     ("Spares", ".status.spares", "integer", 1, ""),
-    ("Queue", ".spec.queueName", "string", 1, ""),
+    ("Queue", ".status.queueName", "string", 1, ""),
     ("Age", ".metadata.creationTimestamp", "date", 0, ""),
 )
 # Fields of the spec that have a Kubernetes type, and their place in a Pod.

@@ -290,6 +290,8 @@ class Status(Model):
     """Time at which the job became Complete or Failed."""
     last_update_time: Time | None = None
     """Time at which this status was last written."""
+    queue_name: str | None = None
+    """LocalQueue of Kueue that admits the pods: spec.queueName, or that of the runtime."""
     runtime: RuntimeStatus | None = None
     restarts: Restarts | None = None
     progress: Progress | None = None

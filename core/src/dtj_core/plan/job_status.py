@@ -24,6 +24,13 @@ OF_A_RUN = ("startTime", "coordinator", "shrinkTime", "ownEvictions")
 STOPS = frozenset({Reason.JOB_SUSPENDED, Reason.EVICTED_BY_QUEUE, Reason.HALF_PLACED})
 
 
+def of_present_spec(status: Object, job: Job) -> Object:
+    """Returns `status` with what it shows of the spec."""
+    queue = {} if job.spec.queue_name is None else {"queueName": job.spec.queue_name}
+    others = {name: value for name, value in status.items() if name != "queueName"}
+    return others | {"observedGeneration": job.generation} | queue
+
+
 def has_started(status: Object) -> bool:
     """Returns whether the group was running or restarting when `status` was written."""
     return is_true(status, names.RUNNING) or is_true(status, names.RESTARTING)

@@ -49,7 +49,14 @@ from dtj_core.plan.conditions import (
     remove_condition,
 )
 from dtj_core.plan.job import Job
-from dtj_core.plan.job_status import begin_again, has_started, is_stop_announced, memory_of_run, replica_counts
+from dtj_core.plan.job_status import (
+    begin_again,
+    has_started,
+    is_stop_announced,
+    memory_of_run,
+    of_present_spec,
+    replica_counts,
+)
 from dtj_core.plan.model import Apply, Object, Observed, Plan, Settings
 from dtj_core.plan.outcome import JobResult
 from dtj_core.plan.status_throttle import throttle_status_writes
@@ -90,7 +97,7 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
 
     group = pods.current_pods(job, observed)
     report = report_from_status(observed.agent, job.uid) if children.has_stateful_set(job, observed) else None
-    status = version_skew.set_stalled(job, {**stored, "observedGeneration": job.generation}, conditions)
+    status = version_skew.set_stalled(job, of_present_spec(stored, job), conditions)
     status = agent_silence.set_unreachable(job, observed, report, status, conditions)
     status = container_oom.explain_crashes(_merge_report(status, report, now), group, job.trainer_container)
     status = own_evictions.count(job, status, group, now)
