@@ -15,6 +15,9 @@ _WISHES = {
     "serve some namespaces only": (
         "`watchNamespaces`: a Role in each replaces the ClusterRole ([security](../../docs/security.md))"
     ),
+    "install a second release, or one of another name": (
+        "`crds.enabled: false`, because the CRDs belong to one release (`--take-ownership` of Helm 3.17 passes them on)"
+    ),
     "render without a cluster (Argo CD, Flux)": (
         "`masterKey.existingSecret`, because each rendering would make another key"
     ),
