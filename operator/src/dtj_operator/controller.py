@@ -111,17 +111,14 @@ class Controller:
             return False, None
         logs.set_attempt(job)
         observed = self._rejections.annotate(job, await self._observer.observe(job))
-        if len(observed.pods) > MANY_PODS:
-            # With 1,024 pods, the observation and the plan each block the event loop for up to 40 ms.
-            await asyncio.sleep(0)
-        plan = self._planner(job, observed, self._now(), self._settings)
+        plan = await self._plan(job, observed)
         try:
             written = await self._executor.execute(job, plan)
         except Rejected as rejected:
             self._rejections.add(job, rejected)
             again = self._rejections.wait(job) or 0
             logger.warning("the API server rejects an object of the job, retrying in %.0f s: %s", again, rejected)
-            plan = self._planner(job, with_rejection(observed, rejected), self._now(), self._settings)
+            plan = await self._plan(job, with_rejection(observed, rejected))
             written = await self._executor.execute(job, plan)
         else:
             # Only a plan that was made without a remembered rejection proves that the rejection is
@@ -136,3 +133,13 @@ class Controller:
         self._metrics.job_phase(key, phase_label(written or job))
         times = [time for time in (plan.requeue_after, self._rejections.wait(job)) if time is not None]
         return True, min(times, default=None)
+
+    async def _plan(self, job: Object, observed: Observed) -> Plan:
+        """Returns the plan, which is made in a thread where it would block the event loop: a plan is pure.
+
+        That of a job of 1,024 pods takes up to 90 ms of CPU.
+        """
+        arguments = (job, observed, self._now(), self._settings)
+        if len(observed.pods) > MANY_PODS:
+            return await asyncio.to_thread(self._planner, *arguments)
+        return self._planner(*arguments)

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from dtj_contract import names
 from dtj_core.plan.model import Apply, Object, Observed, Plan, Settings
 from dtj_operator import errors
-from dtj_operator.controller import Controller
+from dtj_operator.controller import MANY_PODS, Controller
 from dtj_operator.kube.cache.store import Key
 from dtj_operator.kube.executor import PlanExecutor
 from dtj_operator.kube.observer import Observer
@@ -179,3 +181,23 @@ def test_bug_is_logged_with_one_traceback_and_stops_no_other_job(caplog: pytest.
     asyncio.run(main())
     lines = [record for record in caplog.records if "the planner's mistake" in record.getMessage()]
     assert [bool(record.exc_info) for record in lines[:3]] == [True, False, False]
+
+
+def test_plan_of_a_job_with_very_many_pods_does_not_block_the_event_loop() -> None:
+    client, ran = client_with(), threading.Event()
+    labels = {names.LABEL_MANAGED_BY: names.MANAGER, names.LABEL_JOB: "j"}
+    for name in (f"j-{number}" for number in range(MANY_PODS + 1)):
+        client.objects["pods", name] = {"metadata": {"namespace": "ns", "name": name, "labels": labels}}
+
+    def planner(*_: Any) -> Plan:
+        return Plan(status={"phase": "Running" if ran.wait(60) else "Pending"})
+
+    async def main() -> None:
+        shell = Shell(client, planner)
+        reconciled = asyncio.ensure_future(shell.controller.reconcile(KEY))
+        await asyncio.sleep(0)
+        ran.set()  # the planner waits for it
+        await reconciled
+
+    asyncio.run(main())
+    assert client.bodies[-1]["status"] == {"phase": "Running"}
