@@ -221,6 +221,33 @@ def test_own_status_write_wakes_nobody_and_a_foreign_one_does() -> None:
     run(main())
 
 
+def test_change_that_the_watch_shows_during_a_status_write_is_not_lost() -> None:
+    """Its own write may have failed because of it, and the retry is up to five minutes away."""
+    woken: list[Any] = []
+    cache = Cache(Mock(), (), Mock(), lambda key, seconds: woken.append(key))
+    for each in cache._reflectors:
+        each.listed.set()
+    jobs = cache.tables[JOB]
+    jobs.replace(None, [stored("j", 100)], "100")
+
+    def write(error: Exception, *shown: Object) -> None:
+        with cache.status_write(KEY):
+            for each in shown:
+                cache.changed(jobs, jobs.event(None, "MODIFIED", each))
+            raise error
+
+    with pytest.raises(errors.Transient):
+        write(errors.Transient("busy", status=503))
+    assert woken == [], "nothing has changed"
+    with pytest.raises(errors.Conflict):
+        write(errors.Conflict("modified", status=409), stored("j", 101, spec={"suspend": True}))
+    assert woken == [KEY]
+    with cache.status_write(KEY) as answered:
+        cache.changed(jobs, jobs.event(None, "DELETED", stored("j", 103)))
+        answered(stored("j", 102, status={"phase": "Running"}))
+    assert woken == [KEY] * 2
+
+
 def test_pods_without_a_change_that_is_read_wake_nobody() -> None:
     cache = Cache(Mock(), (), Mock(), lambda key, seconds: pytest.fail("woken"))
     pods = cache.tables[POD]

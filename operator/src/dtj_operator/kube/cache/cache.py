@@ -36,8 +36,8 @@ class Cache(Store):
     ) -> None:
         super().__init__(kinds)
         self._wake = wake
-        self._writing: set[Key] = set()
-        """Jobs whose status is being written by us."""
+        self._writing: dict[Key, bool] = {}
+        """Jobs whose status is being written by us, and whether a watch has shown a change of them meanwhile."""
         scopes: Sequence[str | None] = namespaces or [None]
         self._reflectors = [
             Reflector(client, table, scope, self.changed, observer)
@@ -94,6 +94,7 @@ class Cache(Store):
             keys = jobs_on_sick_nodes(self)
         for key in keys:
             if table.kind.resource is JOB and key in self._writing:
+                self._writing[key] = True
                 continue  # our own write, unless its answer shows otherwise
             self._wake(key, 0.0 if table.kind.resource is JOB else window(len(self.pods(key))))
 
@@ -103,17 +104,22 @@ class Cache(Store):
 
         Yields the function that takes the answer.
         """
-        self._writing.add(key)
+        self._writing[key] = False
         try:
             yield lambda answer: self._written(key, answer)
+        except BaseException:
+            # No answer shows whose change it was, and the retry may be minutes away.
+            if self._writing[key]:
+                self._wake(key, 0.0)
+            raise
         finally:
-            self._writing.discard(key)
+            del self._writing[key]
 
     def _written(self, key: Key, answer: Object) -> None:
         self.answer(JOB, answer)
         stored = self.job(key)
-        if stored is not None and version_of(stored) != version_of(answer):
-            self._wake(key, 0.0)  # somebody else has written after us
+        if stored is None or version_of(stored) != version_of(answer):
+            self._wake(key, 0.0)  # somebody else has written after us, or has deleted the job
 
 
 def window(pods: int) -> float:
