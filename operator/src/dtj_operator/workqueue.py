@@ -1,6 +1,6 @@
 """A coalescing work queue with back-off: which job is reconciled next, and by one worker only.
 
-Jobs that are new or have changed are taken before those that are only looked at again.
+Jobs that are new or have changed are taken before those that are only looked at again, or have made mere progress.
 
 Modelled on client-go's workqueue. A key that is added while it waits is queued once. A key that
 is added while a worker has it returns to the queue when that worker is done. A key that failed

@@ -13,6 +13,7 @@ from aiohttp import web
 from dtj_contract.operator_message import HEADER
 from dtj_operator.agent_client import AgentClient
 from dtj_operator.following.listeners import AgentListeners
+from dtj_operator.workqueue import Priority
 from tests.lib.waiting import wait_until_async
 from tests.unit.operator.fakes import job
 from tests.unit.operator.test_observer import pod, settings
@@ -56,7 +57,13 @@ class Network:
         self.enqueued: Counter[tuple[str, str]] = Counter()
         self.busy = self.busiest = 0
         """Requests without an answer, now and at most, of agents that are silent."""
-        self.listeners = AgentListeners(client, lambda key: self.enqueued.update([key]), **options)
+        self.priority: Priority | None = None
+        """Of the last key."""
+        self.listeners = AgentListeners(client, self._enqueue, **options)
+
+    def _enqueue(self, key: tuple[str, str], priority: Priority) -> None:
+        self.enqueued.update([key])
+        self.priority = priority
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         agent = self.agents[request.host.partition(":")[0]]

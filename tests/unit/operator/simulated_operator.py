@@ -6,6 +6,7 @@ Its client and its watches reach the simulated API server. The process can be ki
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -237,8 +238,10 @@ class Agents(AgentClient):
 class Listeners(AgentListeners):
     """The real listeners. One that ends by itself is a violation."""
 
-    def __init__(self, world: World, client: AgentClient, enqueue: Callable[[Key], None]) -> None:
-        super().__init__(client, enqueue, poll_seconds=POLL_SECONDS, wall=world.wall)
+    def __init__(self, world: World, client: AgentClient, enqueue: Callable[[Key, Priority], None]) -> None:
+        # Its draws are its own, so that those of the world stay as they are.
+        uniform = random.Random(f"{world.seed} listeners").uniform
+        super().__init__(client, enqueue, poll_seconds=POLL_SECONDS, wall=world.wall, uniform=uniform)
         self._world = world
 
     def _ended(self, key: Key, task: asyncio.Task[None]) -> None:
@@ -268,7 +271,7 @@ class Operator:
         self.queue: WorkQueue[Key] = WorkQueue(measures)
         self.client: Any = Client(world, self)
         self.agents = Agents(world, self)
-        self.listeners = Listeners(world, self.agents, lambda key: self.queue.add(key, Priority.CHANGED))
+        self.listeners = Listeners(world, self.agents, self.queue.add)
         self.cache = Cache(self.client, (NAMESPACE,), measures, self._wake, kinds_for(world.settings))
         self.observer = SimulatedObserver(self.cache, self.client, self.listeners)
         skew = world.rng.choice((0.0, 0.0, world.rng.uniform(-90.0, 90.0)))

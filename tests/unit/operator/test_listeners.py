@@ -14,6 +14,7 @@ import pytest
 from dtj_contract.operator_message import decode
 from dtj_operator.following import listeners
 from dtj_operator.following.listener import Heard
+from dtj_operator.workqueue import Priority
 from tests.unit.operator.fakes import job
 from tests.unit.operator.listening import Network, listening, page
 from tests.unit.operator.test_observer import pod
@@ -43,6 +44,7 @@ def test_change_is_enqueued_at_once_on_the_same_connection() -> None:
             agent.show(attempt=attempt)
             await network.until("the change", lambda before=before: network.enqueued[KEY] > before)
             assert network.observe(A).page["attempt"] == attempt
+            assert network.priority == Priority.CHANGED
         assert len(agent.connections) == 1
 
     listening(test, wait_seconds=3600.0)
@@ -58,6 +60,7 @@ def test_progress_is_enqueued_when_the_wait_is_over_and_nothing_without_progress
         agent.progress(7)
         await network.until("the progress", lambda: network.enqueued[KEY] > before)
         assert network.observe(A).page["progress"]["step"] == 7
+        assert network.priority == Priority.AGAIN, "it gives way to what has changed"
 
     listening(test, wait_seconds=1.0)
 
@@ -92,6 +95,7 @@ def test_same_page_of_the_next_agent_is_enqueued() -> None:
         assert (heard.page, heard.is_known) == (None, True)
         await network.until("the page", lambda: network.enqueued[KEY] > before)
         assert network.observe(pods=[restarted]).page is not None
+        assert network.priority == Priority.CHANGED
 
     listening(test, wait_seconds=3600.0)
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import random
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from random import uniform
 
 from dtj_core.plan.leader_search import Answer, pod_name, read_answer
 from dtj_core.plan.model import Object
 from dtj_core.plan.slim_page import slim, without_clock
 from dtj_operator.agent_client import AgentClient, Unanswered, agent_identity
-from dtj_operator.following.retry import Pace, retry_seconds, with_jitter
+from dtj_operator.following.retry import Pace, Uniform, retry_seconds, with_jitter
+from dtj_operator.workqueue import Priority
 
 WAIT_SECONDS = 26.0
 """Longest wait for an answer, and so the longest time between two reports of mere progress."""
@@ -63,21 +64,23 @@ class Slots:
 
 
 class Listener:
-    """`changed`: called when there is something to reconcile for. `run` ends only by cancellation.
+    """`changed`: called when there is something to reconcile for, with its priority. `run` ends only by cancellation.
 
     A page that differs from the last one by the passing of time alone is stored for the next reconcile, and causes
-    none (`without_clock`).
+    none (`without_clock`). Where the agent calls two pages the same version, the later one has mere progress, and
+    gives way to what has changed: the progress of many jobs may come at once.
     """
 
     def __init__(
         self,
         client: AgentClient,
         slots: Slots,
-        changed: Callable[[], None],
+        changed: Callable[[Priority], None],
         wanted: Wanted,
         *,
         wait_seconds: float = WAIT_SECONDS,
         poll_seconds: float = POLL_SECONDS,
+        uniform: Uniform = random.uniform,
     ) -> None:
         self.wanted = wanted
         self._client = client
@@ -85,6 +88,7 @@ class Listener:
         self._changed = changed
         self._wait_seconds = wait_seconds
         self._poll_seconds = poll_seconds
+        self._uniform = uniform
         self._woken = asyncio.Event()
         self._waiting: asyncio.Timeout | None = None
         """Of the request that waits for an answer."""
@@ -94,6 +98,8 @@ class Listener:
         """Name of the pod that sent the page, and its identity."""
         self._published: tuple[bytes | None, bool] = None, False
         """Digest of the page that `changed` was called for last, and whether nobody answered."""
+        self._version: object = None
+        """The agent's version of that page; None if there is none."""
 
     @property
     def is_silent(self) -> bool:
@@ -108,7 +114,7 @@ class Listener:
             # A page of an agent that is gone, or of the one before it in the same pod.
             self._page = self._source = None
             # The next page is news even if it is the same: this reconcile plans without one.
-            self._published = DROPPED, False
+            self._published, self._version = (DROPPED, False), None
             is_woken = True
         if self._source is None and _identities(before.pods) != _identities(wanted.pods):
             self._client.see(wanted.job, wanted.pods)
@@ -146,7 +152,7 @@ class Listener:
             else:
                 failing_since = clock() if failing_since is None else failing_since
                 self._publish(None)
-                await self._sleep(with_jitter(retry_seconds(clock() - failing_since), uniform))
+                await self._sleep(with_jitter(retry_seconds(clock() - failing_since), self._uniform))
 
     async def _search(self, wanted: Wanted, heard: float | None, *, is_retry: bool) -> Answer | None:
         async with self._slots.silent if is_retry else self._slots.fresh:
@@ -155,6 +161,8 @@ class Listener:
     async def _follow(self, answer: Answer) -> float:
         """Takes one answer after the other from the agent that leads. Returns when one of the job answered last."""
         now = self._client.now
+        # Jobs whose listeners begin together, as after a restart of the operator, would else report together for ever.
+        share = self._uniform(0.0, 1.0)
         while True:
             pod, version = self._pod(answer.pod), answer.page.get("statusVersion")
             if pod is None:
@@ -162,8 +170,8 @@ class Listener:
             if not isinstance(version, str):
                 await self._sleep(self._poll_seconds)
                 return now()
-            wait = self._wait_seconds if answer.is_settled else min(UNSETTLED_SECONDS, self._wait_seconds)
-            asked = now()
+            wait = share * self._wait_seconds if answer.is_settled else min(UNSETTLED_SECONDS, self._wait_seconds)
+            share, asked = 1.0, now()
             try:
                 page = await self._listen(pod, version, wait)
             except Unanswered as error:
@@ -192,16 +200,17 @@ class Listener:
 
     def _publish(self, answer: Answer | None) -> None:
         """Stores the page of an answer, and calls `changed` if more than the time differs from the last one."""
-        self._page = self._source = digest = None
+        self._page = self._source = digest = version = None
         if answer is not None and (pod := self._pod(answer.pod)) is not None:
             page = slim(answer.page)
             self._page = _packed(page)
-            self._source = answer.pod, agent_identity(pod)
+            self._source, version = (answer.pod, agent_identity(pod)), answer.page.get("statusVersion")
             digest = hashlib.sha256(json.dumps(without_clock(page)).encode()).digest()
         published = digest, answer is None
         if published != self._published:
-            self._published = published
-            self._changed()
+            is_progress = version is not None and version == self._version
+            self._published, self._version = published, version
+            self._changed(Priority.AGAIN if is_progress else Priority.CHANGED)
 
     def _is_same(self, pods: Sequence[Object], name: str) -> bool:
         """Returns whether the pod of this name is still the one that was asked: it may have been replaced meanwhile."""

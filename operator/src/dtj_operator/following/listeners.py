@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ from dtj_operator import logs
 from dtj_operator.agent_client import AgentClient
 from dtj_operator.following.descriptors import make_room
 from dtj_operator.following.listener import POLL_SECONDS, WAIT_SECONDS, Heard, Listener, Slots, Wanted
+from dtj_operator.following.retry import Uniform
 from dtj_operator.kube.resources import job_key
+from dtj_operator.workqueue import Priority
 
 Key = tuple[str, str]
 
@@ -40,24 +43,26 @@ class _Following:
 class AgentListeners:
     """Follows the agents of every job that `observe` is called for.
 
-    `enqueue`: called with the key of a job whose agents have something new. Listens from `start`
+    `enqueue`: called with the key of a job whose agents have something new, and its priority. Listens from `start`
     until `stop`, which an operator may call again and again as it begins and ceases to lead.
     """
 
     def __init__(
         self,
         client: AgentClient,
-        enqueue: Callable[[Key], None],
+        enqueue: Callable[[Key, Priority], None],
         *,
         wait_seconds: float = WAIT_SECONDS,
         poll_seconds: float = POLL_SECONDS,
         wall: Callable[[], float] = time.time,
+        uniform: Uniform = random.uniform,
     ) -> None:
         self._client = client
         self._enqueue = enqueue
         self._wait_seconds = wait_seconds
         self._poll_seconds = poll_seconds
         self._wall = wall
+        self._uniform = uniform
         self._following: dict[Key, _Following] = {}
         self._slots = Slots(FRESH_SEARCHES, SILENT_SEARCHES)
         self._is_started = False
@@ -117,10 +122,11 @@ class AgentListeners:
         listener = Listener(
             self._client,
             self._slots,
-            lambda: self._enqueue(key),
+            lambda priority: self._enqueue(key, priority),
             wanted,
             wait_seconds=self._wait_seconds,
             poll_seconds=self._poll_seconds,
+            uniform=self._uniform,
         )
         task = asyncio.get_running_loop().create_task(_run(key, listener), name="agents of " + "/".join(key))
         task.add_done_callback(lambda task: self._ended(key, task))
