@@ -1,4 +1,4 @@
-"""How soon a report is written: failures go before progress, and progress comes evenly.
+"""How soon a report is written: failures go before progress, progress comes evenly, and no page stays dropped.
 
 The loop has a virtual clock. Listeners and queue are the real ones; an API server takes one write after the other.
 """
@@ -35,9 +35,12 @@ class Client(AgentClient):
         clock = asyncio.get_running_loop().time
         super().__init__(settings(1), now=clock, wall=clock)
         self.agents: dict[str, FakeAgent] = {}
+        self.open = 0
+        """Requests that wait for an answer."""
 
     async def _ask(self, job: Object, pod: Object, message: str, after: str, wait: float, proof: Proof) -> Object:
         agent = self.agents[pod["status"]["podIP"]]
+        self.open += 1
         try:
             await asyncio.sleep(0.001)
             async with asyncio.timeout(wait):
@@ -46,6 +49,8 @@ class Client(AgentClient):
                     await agent.changed.wait()
         except TimeoutError:
             pass
+        finally:
+            self.open -= 1
         agent.progress(int(self.now()))
         found: Object = agent.page
         return found
@@ -54,14 +59,16 @@ class Client(AgentClient):
 class Operator:
     """Its workers write what the agents have reported, and nothing else."""
 
-    def __init__(self) -> None:
+    def __init__(self, jobs: int) -> None:
         self.client = Client()
         self.queue: WorkQueue[Key] = WorkQueue(Counter())
         self.listeners = AgentListeners(self.client, self.queue.add, uniform=random.Random(1).uniform)
         self.api = asyncio.Lock()
         self.writes: list[tuple[float, Key, Object]] = []
         """Time, job and page."""
-        for number in range(JOBS):
+        self.started: dict[str, str] = {}
+        """When the containers were started, if that is known."""
+        for number in range(jobs):
             self.client.agents[f"10.0.0.{number}"] = FakeAgent(page(f"u{number}", name=f"j{number}", statusVersion="1"))
 
     def observe(self, number: int) -> Any:
@@ -69,6 +76,7 @@ class Operator:
         name, uid = f"j{number}", f"u{number}"
         child = pod(0, f"10.0.0.{number}")
         child["metadata"]["name"] = f"{name}-0"
+        child["status"]["containerStatuses"][1]["state"]["running"] |= self.started
         owner = {"metadata": {"name": name, "uid": "set", "ownerReferences": [{"uid": uid}]}}
         return self.listeners.observe(job(name=name, uid=uid), owner, [child])
 
@@ -81,13 +89,13 @@ class Operator:
             self.queue.done(key)
 
 
-def operating(test: Callable[[Operator], Awaitable[None]]) -> None:
+def operating(test: Callable[[Operator], Awaitable[None]], jobs: int = JOBS) -> None:
     """Runs `test` beside an operator whose listeners have begun together, as after a restart."""
 
     async def main() -> None:
-        operator = Operator()
+        operator = Operator(jobs)
         await operator.listeners.start()
-        for number in range(JOBS):
+        for number in range(jobs):
             operator.observe(number)
         workers = [asyncio.create_task(operator.work()) for _ in range(WORKERS)]
         try:
@@ -130,3 +138,27 @@ def test_progress_of_jobs_whose_listeners_begin_together_comes_evenly() -> None:
         assert most <= 3 * JOBS / WAIT_SECONDS
 
     operating(test)
+
+
+def test_page_that_is_dropped_between_two_requests_is_asked_for_at_once() -> None:
+    """The version is the same after it, so a request for another one would wait for the whole time."""
+
+    async def test(operator: Operator) -> None:
+        agent = operator.client.agents["10.0.0.0"]
+
+        def heard() -> Any:
+            return operator.observe(0).page
+
+        while not heard():
+            await asyncio.sleep(0.01)
+        for attempt in range(2, 14):  # more answers than the listener takes in a row
+            agent.show(attempt=attempt)
+            await asyncio.sleep(0.01)
+        while heard()["attempt"] < attempt or operator.client.open:
+            await asyncio.sleep(0.01)
+        operator.started = {"startedAt": "2026-01-01T00:00:00Z"}
+        assert heard() is None, "another agent may run there"
+        await asyncio.sleep(3.0)
+        assert heard() is not None
+
+    operating(test, jobs=1)

@@ -165,7 +165,7 @@ class Listener:
         share = self._uniform(0.0, 1.0)
         while True:
             pod, version = self._pod(answer.pod), answer.page.get("statusVersion")
-            if pod is None:
+            if pod is None or self._source is None:  # the page was dropped meanwhile
                 return now()
             if not isinstance(version, str):
                 await self._sleep(self._poll_seconds)
