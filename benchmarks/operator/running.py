@@ -147,6 +147,7 @@ def listening(jobs: int) -> dict[str, Any]:
                 wait_until("the failure is in the status", lambda uid=uid: uid in statuses.failed, every=0.005)
                 delays.append(statuses.failed[uid] - failed)
         found |= {"failure_age_median": statistics.median(delays), "failure_age_worst": max(delays)}
+        found["failure_ages"] = delays
         system.end(9)
         return found | floor(plane, system, found["writes_per_second"])
 
