@@ -12,8 +12,8 @@ from dtj_operator.event_loop import SHORTEST_SECONDS, EventLoop
 BLOCK = 0.06
 
 
-def blocks_of(main: Coroutine[Any, Any, None]) -> list[float]:
-    """Returns the blocks that the loop reports while it runs `main`."""
+def blocks_of(main: Coroutine[Any, Any, None]) -> tuple[list[float], float]:
+    """Returns the blocks that the loop reports while it runs `main`, and the seconds of all."""
     found: list[float] = []
 
     async def measured() -> None:
@@ -22,9 +22,10 @@ def blocks_of(main: Coroutine[Any, Any, None]) -> list[float]:
         loop.report_blocks(found.append)
         await main
 
+    began = time.perf_counter()
     with asyncio.Runner(loop_factory=EventLoop) as runner:
         runner.run(measured())
-    return found
+    return found, time.perf_counter() - began
 
 
 def test_each_block_is_reported_once_with_its_whole_length() -> None:
@@ -33,8 +34,9 @@ def test_each_block_is_reported_once_with_its_whole_length() -> None:
             await asyncio.sleep(0)
             time.sleep(BLOCK)
 
-    found = blocks_of(main())
-    assert len([seconds for seconds in found if seconds >= BLOCK]) == 5
+    found, whole = blocks_of(main())
+    assert len([seconds for seconds in found if seconds >= BLOCK]) >= 5  # a busy machine adds some
+    assert sum(found) <= whole
 
 
 def test_callbacks_of_one_turn_block_the_loop_together() -> None:
@@ -44,14 +46,16 @@ def test_callbacks_of_one_turn_block_the_loop_together() -> None:
     async def half() -> None:
         time.sleep(BLOCK / 2)
 
-    assert max(blocks_of(main())) >= BLOCK
+    found, _ = blocks_of(main())
+    assert max(found) >= BLOCK
 
 
 def test_waiting_is_no_block() -> None:
     async def main() -> None:
         await asyncio.sleep(BLOCK)
 
-    assert max(blocks_of(main()), default=0.0) < BLOCK
+    found, whole = blocks_of(main())
+    assert sum(found) <= whole - BLOCK
 
 
 def test_short_turns_are_not_reported() -> None:
@@ -59,4 +63,5 @@ def test_short_turns_are_not_reported() -> None:
         for _ in range(1000):
             await asyncio.sleep(0)
 
-    assert all(seconds >= SHORTEST_SECONDS for seconds in blocks_of(main()))
+    found, _ = blocks_of(main())
+    assert all(seconds >= SHORTEST_SECONDS for seconds in found)
