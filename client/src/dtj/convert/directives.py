@@ -162,6 +162,8 @@ DIRECTIVES = (
         )
     ),
 )
+ALIASES = {"--tasks-per-node": "--ntasks-per-node", "--pack-group": "--het-group"}
+"""Other names that Slurm knows an option by."""
 SHORT = {
     "N": "--nodes",
     "n": "--ntasks",
@@ -198,6 +200,13 @@ SHORT = {
     "H": "--hold",
     "M": "--clusters",
     "X": "--disable-status",
+    "B": "--extra-node-info",
+    "F": "--nodefile",
+    "I": "--immediate",
+    "S": "--core-spec",
+    "T": "--threads",
+    "Z": "--no-allocate",
+    "r": "--relative",
 }
 BARE = frozenset(
     {
@@ -231,6 +240,31 @@ BARE = frozenset(
         "--preserve-env",
         "--multi-prog",
         "--hold",
+        "--external",
+        "--ignore-pbs",
+        "--interactive",
+        "--no-allocate",
+        "--quit-on-interrupt",
+        "--reboot",
+        "--stepmgr",
+        "--test-only",
+        "--wait-for-children",
+        "--whole",
     }
 )
-OPTIONAL = frozenset({"--kill-on-bad-exit", "--nice", "--exclusive", "--propagate", "--immediate"})  # take =VALUE alone
+OPTIONAL = frozenset(
+    {
+        "--kill-on-bad-exit",
+        "--nice",
+        "--exclusive",
+        "--propagate",
+        "--immediate",
+        "--bcast",
+        "--compress",
+        "--external-launcher",
+        "--oom-kill-step",
+        "--resv-ports",
+        "--send-libs",
+    }
+)
+"""Options that take a value behind `=` alone."""

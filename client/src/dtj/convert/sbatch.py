@@ -7,13 +7,15 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dtj.convert.directives import BARE, DIRECTIVES, OPTIONAL, SHORT
+from dtj.convert.directives import ALIASES, BARE, DIRECTIVES, OPTIONAL, SHORT
 from dtj.convert.fields import Draft
 from dtj.errors import InputError
 from dtj_core.api.launcher_flags import How
 
 GPU_OPTIONS = ("--gpus-per-node", "--gres", "--gpus", "--gpus-per-task")
 _KNOWN = {entry.path: entry for entry in DIRECTIVES}
+_COMMENT = re.compile(r"""("[^"]*"|'[^']*')|(?:^|(?<=\s))#.*""")
+"""A quotation, as the first group, or a comment."""
 
 
 @dataclass
@@ -130,7 +132,7 @@ def read(text: str, draft: Draft) -> Allocation:
 
 def _directive(text: str, where: str, into: Allocation, draft: Draft) -> None:
     try:
-        tokens = shlex.split(re.sub(r"(?:^|\s)#.*", "", text))
+        tokens = shlex.split(_COMMENT.sub(lambda match: match[1] or "", text))
     except ValueError as error:
         raise InputError(f"{where}: {error}") from error
     if tokens[:1] in (["hetjob"], ["packjob"]):
@@ -144,6 +146,7 @@ def _directive(text: str, where: str, into: Allocation, draft: Draft) -> None:
 def split(tokens: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
     """Returns the options in front of a command by long name, and the command."""
     options: list[tuple[str, str]] = []
+    tokens = list(tokens)
     place = 0
     while place < len(tokens) and tokens[place].startswith("-") and tokens[place] != "-":
         token = tokens[place]
@@ -153,16 +156,20 @@ def split(tokens: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
         if token.startswith("--"):
             name, equals, value = token.partition("=")
             name = name.replace("_", "-")  # as in --cpu_bind
+            name = ALIASES.get(name, name)
         elif token[1] in SHORT:
             name, value = SHORT[token[1]], token[2:].removeprefix("=")
             equals = "=" if value else ""
+            if value and name in BARE:  # more letters follow, as in -lu
+                tokens.insert(place, f"-{value}")
+                value = ""
         else:
             name, equals, value = token, "", ""
         if not equals and name not in BARE | OPTIONAL and place < len(tokens) and not tokens[place].startswith("-"):
             value = tokens[place]
             place += 1
         options.append((name, value))
-    return options, list(tokens[place:])
+    return options, tokens[place:]
 
 
 def take(options: Sequence[tuple[str, str]], where: str, into: Allocation, draft: Draft) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 
 from dtj.convert import shell
-from dtj.convert.fields import REDIRECTED, Draft
+from dtj.convert.fields import REDIRECTED, Draft, shown
 from dtj.convert.lexer import LITERAL_DOLLAR
+from dtj.errors import InputError
 from dtj_core.api.launcher_flags import How
 
 IMAGE = "the image holds what the training imports: build it with that, and name it with --image"
 OTHER = "the script is not run: do it in the training script, in the image, or in spec.template.spec.initContainers"
-ENVIRONMENT = frozenset(
-    {"module", "conda", "mamba", "source", ".", "pip", "pip3", "ml", "spack", "uv", "poetry", "deactivate"}
-)
+MANAGERS = frozenset({"conda", "mamba", "micromamba", "uv", "poetry", "pixi", "pipenv"})
+"""Managers of environments, whose `run COMMAND` starts a command in one."""
+ENVIRONMENT = MANAGERS | {"module", "source", ".", "pip", "pip3", "ml", "spack", "deactivate"}
 IDLE = frozenset(
     {
         "echo",
@@ -135,6 +136,20 @@ def note_arguments(step: shell.Command, where: str, draft: Draft) -> None:
     if re.search(r"\$\{?[@*]", step.text):
         text = "the arguments that you give the script are not in the file: write them behind the command"
         draft.note(How.NOT_CARRIED, where, text, "$@")
+
+
+def note_redirections(step: shell.Command, where: str, draft: Draft) -> None:
+    """Notes where output and input of the training went. Raises InputError if its program may be a here-document."""
+    if re.search(r"(?:^|\s)\d*<<", step.redirected):
+        raise InputError(
+            f"{where}: the command reads its program or input from a here-document ({shown(step.redirected)}), which"
+            " no pod has: write a file into the image, and choose the command with --command"
+        )
+    if re.search(r"(?:^|\s)\d*<(?! ?/dev/null)", step.redirected):
+        text = "a rank has no input, and its output is in the pod's log: let the script open the file, which must be"
+        draft.note(How.NOT_CARRIED, where, f"{text} in the image or on a volume", step.redirected)
+    elif step.redirected:
+        draft.note(How.NOT_CARRIED, where, REDIRECTED, step.redirected)
 
 
 def _export(name: str, step: shell.Command, values: dict[str, str], env: dict[str, str], draft: Draft) -> None:

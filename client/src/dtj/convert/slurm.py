@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 
 from dtj.convert import amounts, apptainer, meta, pods, sbatch, script, shell
-from dtj.convert.fields import REDIRECTED, Draft, Field, shown
+from dtj.convert.fields import Draft, Field, shown
 from dtj.convert.launch import SHELLS, is_detected
 from dtj.convert.program import Size, settle
 from dtj.errors import InputError
@@ -47,7 +48,8 @@ LINES = (
 _SLURM = re.compile(r"\$(?=\{SLURM_\w+\}|SLURM_)\{?(SLURM_\w+)\}?")
 _ONE_LINER = re.compile(r"\bpython[\d.]*\s+(?:-u\s+)?-c\s")
 """Python that checks the nodes or cleans up, beside a line that trains."""
-WRAPPERS = frozenset({"time", "nice", "stdbuf", "env", "exec", "nohup"})
+WRAPPERS = {"time": "", "nice": "-n", "stdbuf": "", "env": "-u", "exec": "", "nohup": ""}
+"""Programs that start the training, each with its option whose value is in the next token."""
 
 
 def is_script(text: str) -> bool:
@@ -70,26 +72,30 @@ def convert(
         if held := allocation.gpus_from:
             raise InputError(f"--gpus: {allocation.places[held]} {held} is in the script: change it there")
         allocation.options["--gpus-per-node"] = str(gpus)
+    if (language := re.match(r"#!\S*(?:/|env\s+)(python[\d.]*|perl|ruby|Rscript|julia)\b", text)) and not command:
+        raise InputError(
+            f"the script is a program for {language[1]}: give its command with --command, such as"
+            " --command 'python3 train.py'"
+        )
     try:
-        steps = shell.commands(text)
+        steps = shell.commands("" if language else text)
     except ValueError as error:
         raise InputError(str(error)) from error
     values = _slurm_values(allocation)
     env: dict[str, str] = {}
     launches: list[tuple[shell.Command, list[str]]] = []
+    in_front: dict[shell.Command, dict[str, str]] = {}
     directory = allocation.options.get("--chdir", "")
     for step in steps:
         if shell.is_export(step):
             script.assign(step, values, env, draft)
             continue
-        tokens = shell.unwrapped(shell.expand(step.tokens, values))
-        tokens = _without_assignments(tokens, env)
-        while len(tokens) > 1 and os.path.basename(tokens[0]) in WRAPPERS:
-            tokens = tokens[1:]
+        tokens, own = _without_wrappers(shell.unwrapped(shell.expand(step.tokens, values)))
         if not tokens:
             continue
         if _trains(tokens):
             launches.append((step, tokens))
+            in_front[step] = own
         elif tokens[0] == "cd" and len(tokens) > 1 and not step.depth and not shell.unknown(tokens[1]):
             directory = os.path.join(directory, tokens[1])
             draft.note(How.OTHER, f"line {step.line}", "workingDir of the container", step.text)
@@ -98,15 +104,17 @@ def convert(
             draft.note(how, f"line {step.line}", why, step.text)
     step, tokens = _only(launches, steps, command)
     for other, _ in launches:
-        if other.line != step.line:
+        if other is not step:
             draft.note(How.NOT_CARRIED, f"line {other.line}", script.OTHER, other.text)
     where = f"line {step.line}"
     if command:
         draft.note(How.OTHER, where, "--command takes its place", step.text)
     draft.note(How.OTHER, where, "spec.entrypoint or the command of the container", step.text)
-    if step.redirected and not command:
-        draft.note(How.NOT_CARRIED, where, REDIRECTED, step.redirected)
-    tokens = apptainer.unwrap(_without_srun(tokens, allocation, where, draft), allocation, where, draft)
+    if not command:
+        script.note_redirections(step, where, draft)
+    tokens, own = _without_wrappers(_without_srun(tokens, allocation, where, draft), {"env"})
+    tokens, inside = _without_wrappers(apptainer.unwrap(tokens, allocation, where, draft), {"env"})
+    env |= in_front.get(step, {}) | own | inside
     tokens = _with_variables_of_pods(tokens, values)
     template: Object = {"spec": {"containers": [_container(allocation, image, env, directory, where, draft)]}}
     container = template["spec"]["containers"][0]
@@ -160,15 +168,23 @@ def _slurm_values(allocation: sbatch.Allocation) -> dict[str, str]:
     }
 
 
-def _without_assignments(tokens: list[str], env: dict[str, str]) -> list[str]:
-    """Returns the command behind `NAME=VALUE …`, whose variables join the environment where the command trains."""
+def _without_wrappers(
+    tokens: list[str], wrappers: Collection[str] = WRAPPERS.keys()
+) -> tuple[list[str], dict[str, str]]:
+    """Returns the command behind `env`, `nice` and the like, and the variables `NAME=VALUE` in front of it."""
     own: dict[str, str] = {}
-    while tokens and (match := shell.ASSIGNMENT.fullmatch(tokens[0])):
-        own[match[1]] = match[2]
+    valued: str | None = None  # no program yet, so no option of one
+    while tokens:
+        if match := shell.ASSIGNMENT.fullmatch(tokens[0]):
+            own[match[1]] = match[2]
+        elif len(tokens) > 1 and (program := os.path.basename(tokens[0])) in wrappers:
+            valued = WRAPPERS[program]
+        elif valued is None or not tokens[0].startswith("-"):
+            break
+        elif tokens[0] == valued:
+            tokens = tokens[1:]
         tokens = tokens[1:]
-    if tokens and _trains(tokens):
-        env |= own
-    return tokens
+    return tokens, own
 
 
 def _with_variables_of_pods(tokens: list[str], values: shell.Values) -> list[str]:
@@ -183,8 +199,11 @@ def _with_variables_of_pods(tokens: list[str], values: shell.Values) -> list[str
 
 def _trains(tokens: list[str]) -> bool:
     """Returns whether a command may be the training: srun of a program, a launcher, or Python."""
+    tokens, _ = _without_wrappers(tokens, {"env"})
+    if not tokens:
+        return False
     if tokens[0] == "srun":
-        _, rest = sbatch.split(tokens[1:])
+        rest, _ = _without_wrappers(sbatch.split(tokens[1:])[1], {"env"})
         return (
             bool(rest)
             and rest[0] not in script.IDLE | script.FILES
@@ -193,6 +212,10 @@ def _trains(tokens: list[str]) -> bool:
     if container := apptainer.inside(tokens):
         return bool(container.command) and _trains(container.command)
     program = os.path.basename(tokens[0])
+    if program in script.MANAGERS and "run" in tokens:
+        rest = tokens[tokens.index("run") + 1 :]
+        starts_python = any(PYTHON.fullmatch(os.path.basename(one)) or one.endswith(".py") for one in rest)
+        return starts_python or is_launcher([" ".join(rest) + " "])
     if program in SHELLS:
         return is_launcher([" ".join(tokens) + " "])
     return (
@@ -207,8 +230,8 @@ def _only(
     under = [one for one in launches if one[1][0] == "srun"] or launches
     under = [one for one in under if not _ONE_LINER.search(" ".join(one[1]))] or under
     started = [one for one in under if is_detected(one[1])] or under
-    if command and steps:
-        return started[0] if started else (steps[-1], ["true"])
+    if command:
+        return started[0] if started else (steps[-1] if steps else shell.Command((), 1, 0), ["true"])
     if not started and (submits := next((step for step in steps if step.tokens[0].text == "sbatch"), None)):
         raise InputError(
             f"line {submits.line} submits another script with sbatch: convert that script, from a file of its own"

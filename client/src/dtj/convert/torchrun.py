@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtj.convert import pods, script, shell
-from dtj.convert.fields import REDIRECTED, Draft
+from dtj.convert.fields import Draft
 from dtj.convert.program import Size, settle
 from dtj.errors import InputError
 from dtj_agent.workers.launchers import is_launcher
@@ -59,8 +59,7 @@ def convert(text: str, image: str | None, name: str, gpus: int | None = None) ->
         )
     step, tokens = found[0]
     where = f"line {step.line}"
-    if step.redirected:
-        draft.note(How.NOT_CARRIED, where, REDIRECTED, step.redirected)
+    script.note_redirections(step, where, draft)
     container: Object = {"name": "trainer", "image": image, "env": [{"name": key, "value": env[key]} for key in env]}
     if gpus:
         container["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
