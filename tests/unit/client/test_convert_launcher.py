@@ -11,7 +11,7 @@ from dtj.errors import InputError
 from dtj_agent.workers.launchers import is_launcher
 from dtj_core.api import launcher_flags as flags
 from dtj_core.api.launcher_flags import How
-from tests.unit.client.converted import IMAGE, at, notes, one
+from tests.unit.client.converted import IMAGE, PYTORCHJOB, at, changed, notes, one
 
 CONTAINER = "spec.template.spec.containers[0]"
 # name: (command, fields of the job, texts of its notes)
@@ -374,3 +374,14 @@ def test_commands_know_their_line_and_what_is_around_them() -> None:
         ("e", 6, 0),
     ]
     assert [step.piped for step in steps] == [False, False, True, True, False, False]
+
+
+RANK_EACH = "spec.processesPerPod is 1; torchrun starts a rank for each processor of a node without GPUs"
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"), [([], RANK_EACH), (["--nproc-per-node=cpu"], "(cpu): nothing counts processors here")]
+)
+def test_rank_for_each_processor_is_noted(flags: list[str], text: str) -> None:
+    command = {"spec.pytorchReplicaSpecs.Master.template.spec.containers[0].command": ["torchrun", *flags, "t.py"]}
+    assert text in notes(one(changed(PYTORCHJOB, {**command, "spec.pytorchReplicaSpecs.Worker": None})))

@@ -253,6 +253,8 @@ def test_override_of_an_initializer_is_not_called_joined() -> None:
     assert draft.job["spec"]["template"]["spec"]["serviceAccountName"] == "b"
     lines = [str(note) for note in draft.notes if "podTemplateOverrides[0]" in note.path]
     assert len(lines) == 1
+    alone = one(f"{RUNTIME}---\n{changed(TRAINJOB, {'spec.podTemplateOverrides': overrides[:1]})}")
+    assert [str(note) for note in alone.notes if note.path.startswith("spec.podTemplateOverrides")] == lines
     assert lines[0].startswith("not carried over: spec.podTemplateOverrides[0]: download in the script")
 
 

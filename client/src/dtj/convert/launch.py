@@ -215,6 +215,9 @@ def _number(flag: flags.Flag, option: str, value: str, launch: Launch, draft: Dr
         launch.nodes = (low, high)
     elif name == "nproc_per_node" and value in ("auto", "gpu", "cpu"):
         launch.fills_gpus = True
+        if value == "cpu":
+            text = "nothing counts processors here: set spec.processesPerPod"
+            draft.note(How.NOT_CARRIED, f"{where}: {option}", text, value)
         if value == "gpu":
             launch.open["gpus"] = f"{option} {value}"
     elif name in (*_NODES, *_PROCESSES) and not value.isdecimal():

@@ -65,7 +65,7 @@ def settle(command: Sequence[str], container: Object, draft: Draft, where: str, 
     of_script = size.values is not None
     launch = unwrap(command, draft, where, values, size.processes or automatic or None, of_script=of_script)
     replicas = _replicas(launch, draft, where, size)
-    processes = _processes(launch, draft, where, size, held, replicas)
+    processes = _processes(launch, draft, where, size, container, replicas)
     if processes != (held or 1):
         draft.put("spec.processesPerPod", processes)
     if launch.max_restarts is not None:
@@ -131,8 +131,9 @@ def _replicas(launch: Launch, draft: Draft, where: str, size: Size) -> int:
     return replicas
 
 
-def _processes(launch: Launch, draft: Draft, where: str, size: Size, held: int, replicas: int) -> int:
+def _processes(launch: Launch, draft: Draft, where: str, size: Size, container: Object, replicas: int) -> int:
     """Returns the number of ranks in each pod."""
+    held = gpus(container)
     if launch.kept:
         if held > 1:
             draft.note(How.OTHER, where, "spec.processesPerPod is 1, because the launcher of each pod starts the ranks")
@@ -152,6 +153,13 @@ def _processes(launch: Launch, draft: Draft, where: str, size: Size, held: int, 
             )
         fills = size.launcher_fills_gpus or launch.fills_gpus or bool(named) or launch.launcher != "torchrun"
         automatic = held if fills else 0
+        if (
+            fills
+            and launch.launcher == "torchrun"
+            and not (launch.processes or size.processes or _has_device(container))
+        ):
+            text = "spec.processesPerPod is 1; torchrun starts a rank for each processor of a node without GPUs"
+            draft.note(How.OTHER, where, f"{text}: set the number that it had")
         return launch.processes or size.processes or automatic or 1
     if size.processes is None and held > 1:
         draft.note(
@@ -161,6 +169,12 @@ def _processes(launch: Launch, draft: Draft, where: str, size: Size, held: int, 
             " shall have a rank of its own",
         )
     return size.processes or 1
+
+
+def _has_device(container: Object) -> bool:
+    """Returns whether a container requests a GPU or another device."""
+    resources = container.get("resources") or {}
+    return any("/" in name for kind in ("limits", "requests") for name in resources.get(kind) or {})
 
 
 def _place(launch: Launch, container: Object, draft: Draft, where: str) -> None:

@@ -198,7 +198,7 @@ def convert(
     chosen, template = _trainer_job(runtime, place, draft)
     carry(RUNTIME_FIELDS, _without_others(runtime, chosen), draft, place)
     trainers = _trainers(runtime, chosen)
-    overrides = {name: _of_trainer(spec, name, trainers) for name in OVERRIDES}
+    overrides = {name: [each or {} for each in _of_trainer(spec, name, trainers)] for name in OVERRIDES}
     carry(FIELDS, {**source, "spec": {**spec, **overrides}}, draft)
     where = f"{place}{JOBS}[{chosen}].template.spec.template"
     template, container, at = pods.take(template, draft, where, TRAINERS)
