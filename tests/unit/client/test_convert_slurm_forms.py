@@ -116,3 +116,41 @@ def test_script_in_python_is_converted_with_its_command() -> None:
 def test_input_file_of_the_training_is_noted_as_such() -> None:
     draft = one(script("-N 1", body=f"{SRUN} < answers.txt 2> errors.txt"), image=IMAGE)
     assert "line 3 (< answers.txt 2> errors.txt): a rank has no input, and its output" in notes(draft)
+
+
+# command line of a rank: (arguments of the entrypoint, or the command of the container)
+LITERAL: dict[str, tuple[str, Any]] = {
+    "interpolations of Hydra": (
+        "torchrun t.py 'dir=out/${now:%Y}' 'lr=${base_lr}' \"x=\\${y}\" 're=a$'",
+        ["dir=out/${now:%Y}", "lr=${base_lr}", "x=${y}", "re=a$"],
+    ),
+    "what the kubelet would read": ("torchrun t.py 'a$(B)' 'a$$b' '$'", ["a$$(B)", "a$$$b", "$"]),
+    "beside what a shell of each rank reads": (
+        "python3 t.py 'lr=${base_lr}' \"$PWD/\\$x\"",
+        ["sh", "-c", "exec python3 t.py 'lr=${base_lr}' \"$PWD/\\$x\""],
+    ),
+    "in a variable": ("eval true; A='x$y'; srun python3 t.py \"$A\"", ["x$y"]),
+    "inside of a shell's text": ("bash -c \"torchrun t.py 'lr=\\${base_lr}'\"", ["lr=${base_lr}"]),
+    "in front of a launcher that stays": (
+        "numactl -l torchrun --nproc-per-node 2 t.py 'lr=${base_lr}'",
+        [
+            "sh",
+            "-c",
+            "export PET_NNODES=$WORLD_SIZE PET_NODE_RANK=$RANK PET_MASTER_ADDR=$MASTER_ADDR"
+            " PET_MASTER_PORT=$MASTER_PORT; exec numactl -l torchrun --nproc-per-node 2 t.py 'lr=${base_lr}'",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "expected"), LITERAL.values(), ids=LITERAL)
+def test_dollar_that_no_shell_expands_stays(body: str, expected: Any) -> None:
+    draft = one(script("-N 1", "--gpus-per-node=1", body=body if "srun" in body else f"srun {body}"), image=IMAGE)
+    entrypoint = draft.job["spec"].get("entrypoint")
+    assert (entrypoint["args"] if entrypoint else at(draft.job, f"{CONTAINER}.command")) == expected
+    assert "no value is known" not in notes(draft)
+
+
+def test_variable_of_a_shells_text_keeps_its_dollar() -> None:
+    draft = one(script("-N 1", body="srun bash -c \"export A='x\\$y'; torchrun t.py\""), image=IMAGE)
+    assert at(draft.job, f"{CONTAINER}.env") == [{"name": "A", "value": "x$y"}]

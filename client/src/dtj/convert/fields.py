@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from dtj.convert.lexer import LITERAL_DOLLAR
 from dtj.errors import InputError
 from dtj_contract import names
 from dtj_core.api.launcher_flags import MAX_RESTARTS, How
@@ -139,7 +140,7 @@ def shown(value: Any) -> str:
         value = " ".join(map(str, value))
     if not isinstance(value, str | int | float):
         return ""
-    text = " ".join(str(value).split())
+    text = " ".join(str(value).replace(LITERAL_DOLLAR, "$").split())
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
 

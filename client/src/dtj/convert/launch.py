@@ -92,6 +92,7 @@ def unwrap(
             "write the command of one rank, such as python3 train.py"
         )
     if program in SHELLS:
+        command = [shell.plain(one) for one in command]
         return _in_shell(command, draft, where, values, processes, of_script)
     launcher, arguments = find(command)
     if launcher:
@@ -309,8 +310,8 @@ def _in_shell(
             for name, token in shell.assignments(step):
                 known[name] = env[name] = shell.expand_text(token.text, known)
             if changed_to := _directory(step):
-                directory = posixpath.join(directory, shell.expand_text(changed_to, known))
-        arguments = shell.expand(last.tokens, known)
+                directory = posixpath.join(directory, shell.plain(shell.expand_text(changed_to, known)))
+        arguments = shell.expand(last.tokens, known, mark=of_script)
         while arguments and (match := shell.ASSIGNMENT.fullmatch(arguments[0])):
             env[match[1]] = match[2]
             arguments = arguments[1:]

@@ -72,7 +72,9 @@ def settle(command: Sequence[str], container: Object, draft: Draft, where: str, 
         draft.limit_restarts(launch.max_restarts)
     env = container.setdefault("env", []) or []
     container["env"] = env + [
-        {"name": name, "value": value} for name, value in launch.env.items() if name not in {e.get("name") for e in env}
+        {"name": name, "value": shell.plain(value)}
+        for name, value in launch.env.items()
+        if name not in {e.get("name") for e in env}
     ]
     if of_script:
         launch.command = _without_shell(launch.command, literal_env(container), draft, where)
@@ -83,7 +85,8 @@ def _without_shell(command: Sequence[str], env: shell.Values, draft: Draft, wher
     """Returns a script's command with the variables that are left as the kubelet reads them."""
     in_shell = posixpath.basename(command[0]) in SHELLS
     given = {*env, *AGENT_SETS, *(shell.sets(" ".join(command)) if in_shell else shell.SHELL_HAS)}
-    left = dict.fromkeys(name for part in command for name in shell.unknown(part) if name not in given)
+    parts = map(shell.marked, command) if in_shell else command
+    left = dict.fromkeys(name for part in parts for name in shell.unknown(part) if name not in given)
     if outputs := [one for part in command for one in shell.OUTPUT.findall(part)]:
         left.pop("$(…)", None)
         here = any(re.search(r"\b(?:scontrol|srun|squeue|sinfo|sacct)\b", one) for one in outputs)

@@ -6,7 +6,6 @@ import re
 
 from dtj.convert import shell
 from dtj.convert.fields import REDIRECTED, Draft, shown
-from dtj.convert.lexer import LITERAL_DOLLAR
 from dtj.errors import InputError
 from dtj_core.api.launcher_flags import How
 
@@ -97,7 +96,7 @@ def assign(step: shell.Command, values: dict[str, str], env: dict[str, str], dra
         value = shell.expand_text(token.text, values)
         if name in shell.unknown(value) and not exported:  # nothing has set it before
             value = shell.expand_text(value, {name: ""})
-        text = value.replace(LITERAL_DOLLAR, "$")
+        text = shell.plain(value)
         where = f"line {step.line} {name}"
         if token.array and not step.depth:
             values[name] = value
@@ -109,7 +108,7 @@ def assign(step: shell.Command, values: dict[str, str], env: dict[str, str], dra
                 values.pop(name, None)  # the script's own arguments decide it, and not the value from before
         elif _OF_SLURM.match(name) and (shell.unknown(value) or not _COUNT.fullmatch(name)):
             if not shell.unknown(value):
-                values[name] = text
+                values[name] = value
             draft.note(How.NOT_NEEDED, where, _AGENT, text)
         elif name in (left := shell.unknown(value)) and exported:
             draft.note(How.NOT_CARRIED, where, _SELF.format(name), text)
@@ -125,7 +124,7 @@ def assign(step: shell.Command, values: dict[str, str], env: dict[str, str], dra
             if held:
                 values[name] = value
         else:
-            values[name] = text
+            values[name] = value
             if exported:
                 env[name] = text
             draft.note(How.OTHER, where, "env of the container" if exported else "filled in where it is used", text)
@@ -160,7 +159,7 @@ def _export(name: str, step: shell.Command, values: dict[str, str], env: dict[st
     elif _OF_SLURM.match(name):
         draft.note(How.NOT_NEEDED, where, _AGENT)
     elif name in values and not shell.unknown(values[name]):
-        env[name] = values[name]
+        env[name] = shell.plain(values[name])
         draft.note(How.OTHER, where, "env of the container", env[name])
     else:
         draft.note(How.NOT_CARRIED, where, _NO_VALUE)

@@ -98,10 +98,11 @@ def commands(text: str) -> list[Command]:
     return [command for command in found if command.tokens]
 
 
-def expand(tokens: Sequence[Token], values: Values) -> list[str]:
+def expand(tokens: Sequence[Token], values: Values, *, mark: bool = False) -> list[str]:
     """Returns the tokens with every known variable replaced.
 
     An unknown variable stays as `$NAME`. An unquoted variable that is a token of its own may become several.
+    `mark`: a `$` that no shell expands is LITERAL_DOLLAR in the tokens, so that it differs from an unknown variable.
     """
     found: list[str] = []
     for token in tokens:
@@ -112,12 +113,17 @@ def expand(tokens: Sequence[Token], values: Values) -> list[str]:
             found.extend(_split(text))
         elif text or token.quoted or token.text == text:
             found.append(text)
-    return [text.replace(LITERAL_DOLLAR, "$") for text in found]
+    return found if mark else [plain(text) for text in found]
+
+
+def plain(text: str) -> str:
+    """Returns `text` with a `$` for every LITERAL_DOLLAR."""
+    return text.replace(LITERAL_DOLLAR, "$")
 
 
 def unwrapped(tokens: Sequence[str]) -> list[str]:
     """Returns the command behind `eval`."""
-    return _split(" ".join(tokens[1:])) if tokens[:1] == ["eval"] else list(tokens)
+    return _split(plain(" ".join(tokens[1:]))) if tokens[:1] == ["eval"] else list(tokens)
 
 
 def expand_text(text: str, values: Values) -> str:
@@ -157,7 +163,7 @@ def is_more_than_output(text: str) -> bool:
 def quoted(argument: str) -> str:
     """Returns an expanded argument for a shell that reads what is left in it: variables, and output of commands."""
     if not unknown(argument):
-        return shlex.quote(argument)
+        return plain(shlex.quote(argument))
     if _REFERENCE.fullmatch(argument) and "$(" not in argument:
         return argument  # may be empty, or several words
     live = re.compile(rf"{_REFERENCE.pattern}|{OUTPUT.pattern}|{_OTHER.pattern}")
@@ -167,7 +173,8 @@ def quoted(argument: str) -> str:
         parts += [re.sub(r'(["\\`$])', r"\\\1", argument[end : match.start()])]
         parts += [f"${match['kubelet']}" if match["kubelet"] else match[0]]
         end = match.end()
-    return f'"{"".join(parts)}{re.sub(chr(34), chr(92) + chr(34), argument[end:])}"'
+    text = f'"{"".join(parts)}{re.sub(chr(34), chr(92) + chr(34), argument[end:])}"'
+    return text.replace(LITERAL_DOLLAR, r"\$")
 
 
 def sets(text: str) -> set[str]:
@@ -180,16 +187,26 @@ def sets(text: str) -> set[str]:
     return {*found, *(name for pair in loops for name in pair if name), *SHELL_HAS}
 
 
+def marked(text: str) -> str:
+    """Returns the tokens of a shell text, with LITERAL_DOLLAR for every `$` that the shell does not expand."""
+    try:
+        return " ".join(item.text for item, _ in lexemes(text) if isinstance(item, Token))
+    except ValueError:  # a quotation without an end
+        return text
+
+
 def for_kubelet(text: str) -> str:
     """Returns `text` with `$(NAME)` for every variable that is left, which the kubelet expands where env has it.
 
     Text with the output of a command in it stays as it is.
     """
     if "$(…)" in unknown(text):
-        return text
-    return _REFERENCE.sub(
+        return plain(text)
+    text = _REFERENCE.sub(
         lambda match: f"$({match['braced'] or match['bare']})" if _is_named(match) else match[0], text
     )
+    # The kubelet reads `$$` as `$`.
+    return plain(re.sub(rf"{LITERAL_DOLLAR}(?=[($\0])", "$$", text))
 
 
 def assignments(command: Command) -> Iterator[tuple[str, Token]]:

@@ -90,7 +90,7 @@ def convert(
         if shell.is_export(step):
             script.assign(step, values, env, draft)
             continue
-        tokens, own = _without_wrappers(shell.unwrapped(shell.expand(step.tokens, values)))
+        tokens, own = _without_wrappers(shell.unwrapped(shell.expand(step.tokens, values, mark=True)))
         if not tokens:
             continue
         if _trains(tokens):
@@ -176,7 +176,7 @@ def _without_wrappers(
     valued: str | None = None  # no program yet, so no option of one
     while tokens:
         if match := shell.ASSIGNMENT.fullmatch(tokens[0]):
-            own[match[1]] = match[2]
+            own[match[1]] = shell.plain(match[2])
         elif len(tokens) > 1 and (program := os.path.basename(tokens[0])) in wrappers:
             valued = WRAPPERS[program]
         elif valued is None or not tokens[0].startswith("-"):
@@ -194,7 +194,9 @@ def _with_variables_of_pods(tokens: list[str], values: shell.Values) -> list[str
         value = values.get(match[1], match[0])
         return re.sub(r"^\$\((\w+)\)$", r"$\1", value)
 
-    return [_SLURM.sub(replaced, token) for token in tokens] if os.path.basename(tokens[0]) in SHELLS else tokens
+    if os.path.basename(tokens[0]) not in SHELLS:
+        return tokens
+    return [_SLURM.sub(replaced, shell.plain(token)) for token in tokens]
 
 
 def _trains(tokens: list[str]) -> bool:

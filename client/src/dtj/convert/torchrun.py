@@ -33,13 +33,13 @@ def convert(text: str, image: str | None, name: str, gpus: int | None = None) ->
     env: dict[str, str] = {}
     found: list[tuple[shell.Command, list[str]]] = []
     for step in steps:
-        tokens = shell.unwrapped(shell.expand(step.tokens, values))
+        tokens = shell.unwrapped(shell.expand(step.tokens, values, mark=True))
         own: dict[str, str] = {}
         if shell.is_export(step):
             script.assign(step, values, env, draft)
             continue
         while tokens and (match := shell.ASSIGNMENT.fullmatch(tokens[0])):
-            own[match[1]] = match[2]
+            own[match[1]] = shell.plain(match[2])
             tokens = tokens[1:]
         if tokens and is_launcher([" ".join(tokens) + " "]) and tokens[0] != "echo":
             found.append((step, tokens))
