@@ -371,3 +371,12 @@ def test_evidence_of_many_ranks_fits_one_message() -> None:
     for ranks in (1, 8, 64, 256):
         evidence = [exit_.evidence(names.MAX_EVIDENCE_CHARS // ranks)] * ranks
         assert len(json.dumps(evidence)) < names.MAX_FRAME_BYTES
+
+
+def test_message_that_begins_with_a_new_line_is_not_lost() -> None:
+    """As those of transformers about a package that is missing, and of multiprocessing."""
+    tail = (
+        TRACEBACK + "[rank3]: ImportError: \n[rank3]: LlamaTokenizer requires SentencePiece.\n[rank3]: Please install\n"
+    )
+    found = diagnose(3, 1, tail, False, True)
+    assert found.message == "rank 3 exited with code 1: ImportError: LlamaTokenizer requires SentencePiece."

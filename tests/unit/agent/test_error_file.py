@@ -25,6 +25,8 @@ def test_recorded_exception_is_read_with_its_traceback(tmp_path: Path) -> None:
     path = tmp_path / "error-0.json"
     path.write_bytes(record("ValueError: boom\nmore", TRACEBACK))
     assert error_file.read(str(path)) == ("ValueError: boom", TRACEBACK)
+    path.write_bytes(record("ImportError: \n\nX requires Y.\nInstall Y."))
+    assert error_file.read(str(path)) == ("ImportError: X requires Y.", "")
     path.write_text('{"message": "ValueError: boom"}')
     assert error_file.read(str(path)) == ("ValueError: boom", "")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import re
 import signal
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Sequence
 
 from dtj_contract import names
 from dtj_contract.names import Reason
@@ -86,11 +86,20 @@ def start_error_exit_code(error: OSError) -> int:
 
 def last_exception(tail: str) -> Optional[str]:
     """Returns the last line of the last Python traceback in a log tail: `ValueError: boom`."""
-    for line in reversed(tail.splitlines()):
-        line = _TORCH_RANK.sub("", line)
-        if _EXCEPTION.match(line.rstrip()):
-            return line.strip()[:300]
+    lines = [_TORCH_RANK.sub("", line).rstrip() for line in tail.splitlines()]
+    for at in reversed(range(len(lines))):
+        if _EXCEPTION.match(lines[at]):
+            return headline(lines[at:])[:300]
     return None
+
+
+def headline(lines: Sequence[str]) -> str:
+    """Returns the first line of an exception, with the first text below where its message begins with a new line."""
+    first = lines[0].strip()
+    if not first.endswith(":"):
+        return first
+    below = (line.strip() for line in lines[1:])
+    return next((f"{first} {line}" for line in below if any(map(str.isalpha, line))), first)
 
 
 def diagnose(

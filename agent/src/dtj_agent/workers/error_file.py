@@ -11,6 +11,7 @@ import os
 import stat
 from typing import Any, Dict, NamedTuple, Optional
 
+from dtj_agent.group.diagnosis import headline
 from dtj_contract import names
 
 MAX_BYTES = 64 * 1024
@@ -56,7 +57,7 @@ def parse(data: bytes) -> Optional[RecordedError]:
         return None
     traceback = _object(inner.get("extraInfo")).get("py_callstack")
     return RecordedError(
-        _clean(message.strip().splitlines()[0])[:MAX_MESSAGE],
+        _clean(headline(message.strip().splitlines()))[:MAX_MESSAGE],
         _clean(traceback)[-names.LOG_TAIL_BYTES :] if isinstance(traceback, str) else "",
     )
 
