@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
+from dtj_agent.warm import script
 from dtj_agent.workers import error_file
 from dtj_contract import names
 
@@ -57,6 +60,16 @@ def test_error_file_that_is_no_file_is_ignored_without_blocking(tmp_path: Path) 
     (tmp_path / "real").write_bytes(record("ValueError: boom"))
     (tmp_path / "link").symlink_to(tmp_path / "real")
     assert [error_file.read(str(tmp_path / name)) for name in ("pipe", "folder", "link", "none")] == [None] * 4
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have notes since Python 3.11")
+def test_error_of_a_warm_worker_is_recorded_without_its_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "error-0.json")
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", path)
+    error = ModuleNotFoundError("No module named 'x'")
+    error.add_note("while loading shard 3\nof 8")
+    script._record(error)
+    assert error_file.read(path) == ("ModuleNotFoundError: No module named 'x'", ANY)
 
 
 def test_recorded_exception_is_bounded_text() -> None:

@@ -144,7 +144,9 @@ def _record(error: BaseException) -> None:
     if not path or os.path.lexists(path):
         return
     try:
-        last = traceback.format_exception_only(type(error), error)[-1].strip()
+        found = traceback.TracebackException(type(error), error, None)
+        vars(found).update(__notes__=None)  # which would stand behind the error
+        last = list(found.format_exception_only())[-1].strip()
         stack = "".join(traceback.format_exception(type(error), error, _of_user(error.__traceback__)))
         extra = {"py_callstack": stack[-MAX_RECORDED:], "timestamp": str(int(time.time()))}
         with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
