@@ -28,7 +28,7 @@ FIELDS = {
     "name": "metadata.name",
 }
 """By the flag that only a script without a job file has, the field of a job file in its place."""
-LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "mpirun", "horovodrun"})
+LAUNCHERS = frozenset({"torchrun", "accelerate", "composer", "deepspeed", "mpirun", "horovodrun"})
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _GPU = re.compile(r"nvidia\d+")

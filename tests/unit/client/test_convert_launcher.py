@@ -1,4 +1,4 @@
-"""`dtj convert` of a launcher's command line: torchrun, accelerate launch and deepspeed."""
+"""`dtj convert` of a launcher's command line: torchrun, accelerate launch, composer and deepspeed."""
 
 from __future__ import annotations
 
@@ -156,6 +156,12 @@ CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         {"spec.replicas": 2, "spec.processesPerPod": 4, "spec.entrypoint.args": ["--deepspeed", "ds.json"]},
         ["--hostfile (h)", "not carried over: line 1: --local_rank"],
     ),
+    "composer": (
+        "composer -n 4 --world_size 8 --node_rank 1 --master_port 1 t.py --a",
+        {"spec.replicas": 2, "spec.processesPerPod": 4, "spec.entrypoint": {"script": "t.py", "args": ["--a"]}},
+        ["-n (4)", "--world_size (8)", "not needed: line 1: --node_rank (1)"],
+    ),
+    "composer's ranks": ("composer --world_size 4 -m t", {"spec.replicas": 1, "spec.processesPerPod": 4}, []),
     "deepspeed with the pods in a file": (
         "deepspeed --hostfile h t.py",
         {"spec.replicas": 1},
@@ -222,6 +228,7 @@ KEPT = {
         "uv run accelerate-launch t.py",
         "accelerate goes by flags of its own: in a job of several pods",
     ),
+    "composer": ("numactl -N 0 composer t.py", "pass -n $PET_NPROC_PER_NODE --world_size $((WORLD_SIZE *"),
     "deepspeed": ("numactl -N 0 deepspeed t.py", "pass --no_ssh --hostfile FILE --node_rank $RANK"),
 }
 REFUSED = {
@@ -233,6 +240,10 @@ REFUSED = {
     "GPUs that are nowhere": ("torchrun --nproc-per-node gpu t.py", "or the GPUs of each pod (--gpus N for a script"),
     "no script": ("torchrun --nproc-per-node 2", "torchrun starts no script: write it behind the flags"),
     "uneven ranks": ("accelerate launch --num_machines 2 --num_processes 3 t.py", "3 can't be divided by 2 pods"),
+    "composer's uneven ranks": (
+        "composer -n 4 --world_size 6 t.py",
+        "--world_size 6 can't be divided by --nproc 4",
+    ),
     "no ranks": ("torchrun --nproc-per-node=0 t.py", "line 1: --nproc-per-node 0: write 1 or more ranks"),
     "no pods": ("accelerate launch --num_machines 0 --num_processes 4 t.py", "--num_machines 0: write 1 or more pods"),
     "a range that falls": ("torchrun --nnodes=4:1 t.py", "--nnodes 4:1: write 1 or more pods, in MIN:MAX"),
@@ -267,7 +278,7 @@ def test_what_is_no_single_launch_is_refused(command: str, message: str) -> None
 )
 def test_every_flag_of_the_table_is_noted(launcher: str, flag: flags.Flag) -> None:
     value = "" if flag.bare else "=2"
-    script = "-- t" if flag in (flags.MODULE, flags.NO_PYTHON) else "t.py"
+    script = "-- t" if flag.name in flags.AS_MODULE | flags.AS_COMMAND else "t.py"
     draft = one(f"{launcher} --{flag.name}{value} {script}", "run.sh", image=IMAGE, gpus=0)
     assert f"--{flag.name}" in notes(draft)
 

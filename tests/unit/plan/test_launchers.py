@@ -105,6 +105,7 @@ def test_command_without_a_launcher_has_no_such_event() -> None:
         "accelerate launch --machine_rank $RANK --num_machines 3 t.py",
         "deepspeed --no_ssh \\\n --node_rank $RANK t.py",
         "deepspeed -H /hosts t.py",
+        "composer -n 8 --world_size 24 t.py",
         "pip install deepspeed && python t.py",
         "python t.py --strategy deepspeed",
         "torchrun t.py",
@@ -117,6 +118,8 @@ def test_shell_text_that_gives_the_place_has_no_event(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        "composer -n 8 t.py",
+        "python -m composer.cli t.py",
         "deepspeed t.py",
         "set -e\nexec /opt/bin/deepspeed \\\n t.py",
         "nohup deepspeed t.py",
@@ -178,6 +181,22 @@ def test_deepspeed_that_stays_gets_a_hostfile_of_all_pods(tmp_path: Path) -> Non
         "--node_rank", "1", "--master_addr", "j-0.j", "--master_port", "29500", "--no_such_flag", "1", "t.py",
     ]  # fmt: skip
     assert [first, second, third] == ["pod-0 slots=4", "pod-1 slots=4", "pod-2 slots=4"]
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks"), [(["t.py", "$X"], 4), (["-n", "2", "--world_size", "4", "--node_rank=0", "t.py", "$X"], 2)]
+)
+def test_composer_that_stays_gets_its_place_and_its_ranks_as_flags(
+    given: list[str], ranks: int, tmp_path: Path
+) -> None:
+    """From WORLD_SIZE, the number of pods, it would take a pod for all ranks."""
+    own = ["-n", f"{ranks}", "--world_size", f"{3 * ranks}", "--node_rank", "1", "--master_addr", "j-0.j"]
+    assert run_placed(tmp_path, "composer", given) == [*own, "--master_port", "29500", "t.py", "$X"]
+
+
+def test_composer_that_stays_in_a_single_pod_knows_its_ranks() -> None:
+    """LOCAL_WORLD_SIZE, which composer would take, is 1 for a launcher."""
+    assert "-n $PET_NPROC_PER_NODE" in placed(["/opt/bin/composer", "t.py"], replicas=1)[2]
 
 
 def test_number_of_ranks_in_a_configuration_file_is_left_to_it() -> None:

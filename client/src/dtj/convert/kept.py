@@ -15,6 +15,7 @@ AGENT_SETS = frozenset(names.TORCHRUN_ENV)
 EXPORTS = "export PET_NNODES=$WORLD_SIZE PET_NODE_RANK=$RANK PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT"
 PLACED_BY_FLAGS = {
     r"accelerate(?:(?:\s+|-)launch|\.commands)": ("accelerate", OWN_FLAGS["accelerate launch"]),
+    r"composer(?=\s|\.cli)": ("composer", OWN_FLAGS["composer"]),
     r"deepspeed(?=\s|\.launcher)": ("deepspeed", OWN_FLAGS["deepspeed"]),
 }
 """Launchers that are not made to read the variables, with the flags that give them their place, by a pattern."""

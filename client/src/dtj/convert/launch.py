@@ -1,4 +1,4 @@
-"""Takes the launcher out of a command: torchrun, accelerate launch, deepspeed or horovodrun. Pure.
+"""Takes the launcher out of a command: torchrun, accelerate launch, deepspeed, composer or horovodrun. Pure.
 
 The agent does a launcher's work, so the ranks run the script itself. A launcher that can't be taken out
 stays: the agent then starts one launcher for each pod, and leaves MASTER_PORT to it.
@@ -17,7 +17,7 @@ from dtj.convert.fields import REDIRECTED, Draft
 from dtj.errors import InputError
 from dtj_agent.workers.launchers import is_launcher
 from dtj_core.api import launcher_flags as flags
-from dtj_core.api.launcher import PYTHON, find
+from dtj_core.api.launcher import NODES, PROCESSES, PYTHON, find
 from dtj_core.api.launcher_flags import MAX_RESTARTS, How
 from dtj_core.api.launcher_place import ACCELERATE
 
@@ -27,7 +27,6 @@ OTHER_LAUNCHERS = {
     "mpiexec": "MPI starts the ranks by ssh",
     "ray": "Ray has a scheduler of its own",
     "tune": "torchtune starts torchrun itself, on a recipe that `tune cp RECIPE FILE` gives you as a script",
-    "composer": "Composer starts the ranks itself",
     "colossalai": "ColossalAI starts the ranks by ssh",
     **dict.fromkeys(
         ("docker", "podman", "apptainer", "singularity", "enroot", "kubectl"),
@@ -170,6 +169,11 @@ def _unwrapped(
         _number(flag, option, value, launch, draft, where)
     if limits := launch.limits:
         launch.nodes = (limits.get("min", 1), limits.get("max", limits.get("min", 1)))
+    if launcher == "composer" and launch.total and launch.processes:
+        if launch.total % launch.processes:
+            text = f"--world_size {launch.total} can't be divided by --nproc {launch.processes}: write a multiple of it"
+            raise InputError(f"{where}: {text}")
+        launch.nodes = (launch.total // launch.processes,) * 2
     names = {flag.name for _, _, flag in own if flag}
     passes_rank = launcher == "deepspeed" or "torch.distributed.launch" in program
     if passes_rank and not names & {"no_local_rank", "use_env"}:
@@ -182,11 +186,11 @@ def _unwrapped(
         return _kept_accelerate(program, own, script, launch, draft, where, of_script)
     if engine := flags.ENGINES.get(launcher):
         draft.put("spec.engine", engine)
-    if flags.NO_PYTHON.name in names or launcher == "horovodrun":
+    if names & flags.AS_COMMAND or launcher == "horovodrun":
         launch.command = script
     else:
         python = _interpreter(program, draft, where)
-        launch.command = [python, "-u", *(["-m"] if flags.MODULE.name in names else []), *script]
+        launch.command = [python, "-u", *(["-m"] if names & flags.AS_MODULE else []), *script]
     draft.note(
         How.NOT_NEEDED,
         f"{where}: {launcher}",
@@ -197,8 +201,7 @@ def _unwrapped(
 
 
 _PLACES = ("node_rank", "master_addr", "rdzv_endpoint", "standalone", "machine_rank", "main_process_ip")
-_NODES = ("nnodes", "num_machines", "num_nodes")
-_PROCESSES = ("nproc_per_node", "num_gpus", "slots_per_host", *flags.TOTALS)
+_PROCESSES = (*PROCESSES, *flags.TOTALS)
 _LIMITS = {
     "max_restarts": MAX_RESTARTS,
     "min_elastic_nodes": "spec.elastic.minReplicas",
@@ -209,7 +212,7 @@ _LIMITS = {
 def _number(flag: flags.Flag, option: str, value: str, launch: Launch, draft: Draft, where: str) -> None:
     """Sets the number that a flag holds. Raises InputError for a number that no launcher takes."""
     name = flag.name
-    if name in _NODES and (match := re.fullmatch(r"(\d+)(?::(\d+))?", value)):
+    if name in NODES and (match := re.fullmatch(r"(\d+)(?::(\d+))?", value)):
         low, high = int(match[1]), int(match[2] or match[1])
         if not 1 <= low <= high:
             raise InputError(f"{where}: {option} {value}: write 1 or more pods, in MIN:MAX the smaller first")
@@ -221,8 +224,8 @@ def _number(flag: flags.Flag, option: str, value: str, launch: Launch, draft: Dr
             draft.note(How.NOT_CARRIED, f"{where}: {option}", text, value)
         if value == "gpu":
             launch.open["gpus"] = f"{option} {value}"
-    elif name in (*_NODES, *_PROCESSES) and not value.isdecimal():
-        launch.open["nodes" if name in _NODES else "processes"] = f"{option} {value}"
+    elif name in (*NODES, *_PROCESSES) and not value.isdecimal():
+        launch.open["nodes" if name in NODES else "processes"] = f"{option} {value}"
     elif name in _PROCESSES and not int(value):
         raise InputError(f"{where}: {option} {value}: write 1 or more ranks")
     elif name in flags.TOTALS:

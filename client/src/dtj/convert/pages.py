@@ -124,7 +124,7 @@ def _torchrun() -> str:
         rows = [Field(f"--{one.name.replace('_', dash)}", one.how, one.text) for one in table]
         parts.append(_table(f"Flags of {launcher}", dict.fromkeys(rows)))
     return _page(
-        "From torchrun, accelerate launch and deepspeed",
+        "From torchrun, accelerate launch, deepspeed and composer",
         f"""The command line of a launcher becomes one {API}, from a shell script or behind `--`.
 
 ```console

@@ -143,8 +143,9 @@ def _processes(launch: Launch, draft: Draft, where: str, size: Size, container: 
         return 1
     if launch.total:
         if launch.total % replicas:
+            flag = {"composer": "--world_size", "horovodrun": "--num-proc"}.get(launch.launcher, "--num_processes")
             raise InputError(
-                f"{where}: --num_processes {launch.total} can't be divided by {replicas} pods: write a multiple of it"
+                f"{where}: {flag} {launch.total} can't be divided by {replicas} pods: write a multiple of it"
             )
         return launch.total // replicas
     if launch.launcher:

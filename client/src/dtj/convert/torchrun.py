@@ -1,4 +1,4 @@
-"""Converts the command line of a launcher: torchrun, accelerate launch or deepspeed. Pure."""
+"""Converts the command line of a launcher: torchrun, accelerate launch, composer or deepspeed. Pure."""
 
 from __future__ import annotations
 

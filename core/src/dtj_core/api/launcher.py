@@ -1,4 +1,4 @@
-"""Takes a launcher (torchrun, accelerate launch, deepspeed, horovodrun) out of the command of a job. Pure.
+"""Takes a launcher (torchrun, accelerate launch, deepspeed, composer, horovodrun) out of the command of a job. Pure.
 
 The agents do a launcher's work, so the ranks run the script itself: forked from the warm process, and
 restarted in place. A launcher that can't be taken out stays, and the agent starts one for each pod.
@@ -17,7 +17,7 @@ from dtj_core.api.launcher_flags import Flag, How
 
 PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
 NODES = ("nnodes", "num_machines", "num_nodes")
-PROCESSES = ("nproc_per_node", "num_gpus", "slots_per_host")
+PROCESSES = ("nproc_per_node", "num_gpus", "nproc", "slots_per_host")
 FILLS = ("auto", "gpu")
 """Values of --nproc-per-node for as many ranks as a job has by default: one for each GPU."""
 MAX_PROCESSES = 64
@@ -72,14 +72,16 @@ def unwrap(command: Sequence[str], replicas: int | None) -> Unwrapped | None:
 
     `replicas`: the number of pods, if that can't change.
 
-    A launcher stays where only it acts on a flag, where a flag is unknown, and where the number of its
-    ranks, or its interpreter, is known in the pod alone.
+    A launcher stays where only it acts on a flag, where a flag is unknown, where the number of its ranks,
+    or its interpreter, is known in the pod alone, and where it fills the script's arguments in.
     """
     launcher, arguments = find(command) if command else ("", [])
     if not launcher or has_own_interpreter(command):
         return None
     own, script = launcher_flags.split(launcher, arguments)
     if not script or any(flag is None or flag.keep or flag.how is How.REFUSED for _, _, flag in own):
+        return None
+    if launcher == "composer" and any("$" in argument or argument.startswith("~") for argument in script[1:]):
         return None
     values = {flag.name: value for _, value, flag in own if flag is not None}
     written = " ".join(command[: len(command) - len(arguments)])
@@ -98,9 +100,9 @@ def unwrap(command: Sequence[str], replicas: int | None) -> Unwrapped | None:
 
 
 def _command(launcher: str, written: str, values: dict[str, str], script: list[str], interpreter: str) -> list[str]:
-    if launcher_flags.NO_PYTHON.name in values or launcher == "horovodrun":
+    if values.keys() & launcher_flags.AS_COMMAND or launcher == "horovodrun":
         return script
-    python = [interpreter, "-u", *(["-m"] if launcher_flags.MODULE.name in values else [])]
+    python = [interpreter, "-u", *(["-m"] if values.keys() & launcher_flags.AS_MODULE else [])]
     old = "torch.distributed.launch" in written.split()
     if (launcher == "deepspeed" or old) and not values.keys() & {"no_local_rank", "use_env"}:
         # These two pass the rank to the script as an argument, which some scripts require.
@@ -112,7 +114,7 @@ def _command(launcher: str, written: str, values: dict[str, str], script: list[s
 def _processes(values: dict[str, str], replicas: int | None) -> int | None:
     """Returns the ranks of a pod; None if the flags leave them open, 0 if they can't be known here."""
     total = next((values[name] for name in launcher_flags.TOTALS if name in values), None)
-    if total is not None:
+    if total is not None and "nproc" not in values:
         count = int(total) if _is_number(total) else 0
         divides = replicas is not None and count % replicas == 0 and count <= MAX_PROCESSES * replicas
         return count // replicas if replicas is not None and divides else 0
@@ -128,6 +130,9 @@ def _nodes(values: dict[str, str]) -> tuple[int, int] | None:
         match = re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", values.get(name, ""))
         if match:
             return int(match[1]), int(match[2] or match[1])
+    total, each = values.get("world_size", ""), values.get("nproc", "")
+    if _is_number(total) and _is_number(each) and int(each) and int(total) % int(each) == 0:
+        return (int(total) // int(each),) * 2
     return None
 
 

@@ -1,4 +1,4 @@
-"""The flags of torchrun, accelerate launch, deepspeed and horovodrun, and what becomes of each. Pure."""
+"""The flags of torchrun, accelerate launch, deepspeed, composer and horovodrun, and what becomes of each. Pure."""
 
 from __future__ import annotations
 
@@ -264,21 +264,39 @@ HOROVODRUN = (
     Flag("config_file", How.REFUSED, "write its settings as variables in the container's env"),
 )
 
+COMPOSER = (
+    Flag("nproc", How.OTHER, "spec.processesPerPod"),
+    Flag("world_size", How.OTHER, "spec.replicas, times spec.processesPerPod"),
+    Flag("module_mode", How.OTHER, MODULE.text, bare=True),
+    Flag("command_mode", How.OTHER, NO_PYTHON.text, bare=True),
+    *(Flag(name, How.NOT_NEEDED, RENDEZVOUS) for name in ("base_rank", "node_rank", "master_addr", "master_port")),
+    Flag("stdout", How.NOT_CARRIED, _LOGS),
+    Flag("stderr", How.NOT_CARRIED, _LOGS),
+    Flag("verbose", How.NOT_NEEDED, _LOGS, bare=True),
+)
+
 TABLES = {
     "torchrun": TORCHRUN,
     "accelerate launch": ACCELERATE,
     "deepspeed": DEEPSPEED,
+    "composer": COMPOSER,
     "horovodrun": HOROVODRUN,
 }
 ENGINES = {"horovodrun": "horovod"}
 """Launchers whose scripts need an engine of their own."""
-TOTALS = ("num_processes", "num_proc")
+AS_MODULE = frozenset({MODULE.name, "module_mode"})
+"""Flags by which a module takes the place of the script."""
+AS_COMMAND = frozenset({NO_PYTHON.name, "command_mode"})
+"""Flags by which a command takes the place of the script."""
+TOTALS = ("num_processes", "num_proc", "world_size")
 """Flags for the number of ranks of all pods."""
 MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
     "accelerate.commands.launch": "accelerate launch",
     "deepspeed.launcher.runner": "deepspeed",
+    "composer.cli": "composer",
+    "composer.cli.launcher": "composer",
 }
 ALIASES = {
     "torchrun": {"nproc": "nproc_per_node", "r": "redirects", "t": "tee", "m": "module"},
@@ -291,6 +309,7 @@ ALIASES = {
         "m": "module",
         "num_accelerators": "num_gpus",
     },
+    "composer": {"n": "nproc", "v": "verbose", "m": "module_mode", "c": "command_mode"},
     "horovodrun": {
         "np": "num_proc",
         "min_np": "min_num_proc",
