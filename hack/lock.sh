@@ -37,6 +37,7 @@ compile -c requirements/dev.lock -o requirements/trainer.lock "$tmp/trainer.in"
 compile -c requirements/dev.lock -o "$tmp/benchmarks.lock" requirements/benchmarks.in
 # benchmarks/venv.sh installs this lock on top of .venv.
 without requirements/dev.lock "$tmp/benchmarks.lock" > requirements/benchmarks.lock
+compile -o requirements/composer.lock requirements/composer.in
 # The images of the engines: JAX and TensorFlow stand alone, Horovod and Ray come on top of the trainer's libraries.
 engines=requirements/engines
 for name in jax tensorflow horovod-build; do

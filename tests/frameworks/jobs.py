@@ -1,4 +1,4 @@
-"""Jobs of the tests of DeepSpeed under `dtj run`, on two pods of two ranks."""
+"""Jobs of the tests of DeepSpeed and Composer under `dtj run`, on two pods of two ranks."""
 
 from __future__ import annotations
 
@@ -20,20 +20,34 @@ RUN = (sys.executable, "-m", "dtj.main", "run", "--plain", "-o", "json", "--logs
 LIMIT = 600
 
 
-def dtj_run(folder: Path, job: Path, *flags: str, logs: list[str] | None = None) -> dict[str, Any]:
-    """Returns the status of a completed job, and adds its output to `logs`."""
+def dtj_run(folder: Path, job: Path, *flags: str, logs: list[str] | None = None, code: int = 0) -> dict[str, Any]:
+    """Returns the status of a job that ends with the exit code, and adds its output to `logs`."""
     began = time.monotonic()
     done = subprocess.run(
         [*RUN, "--volumes-dir", str(folder / "volumes"), *flags, str(job)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"},
         capture_output=True, text=True, timeout=LIMIT, cwd=ROOT,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     print(f"{job}: {time.monotonic() - began:.1f} s")
     if logs is not None:
         logs.append(done.stderr)
     status: dict[str, Any] = json.loads(done.stdout)["status"]
     return status
+
+
+def job_file(folder: Path, **spec: Any) -> Path:
+    """Writes the file of a job on processors into the folder, which is made if it does not exist."""
+    job = {
+        "apiVersion": "training.dtj.dev/v1alpha1",
+        "kind": "DistributedTrainingJob",
+        "metadata": {"name": "small"},
+        "spec": {"backend": "gloo", **spec},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    return path
 
 
 def train(
@@ -44,26 +58,19 @@ def train(
 
     `kill`: the rank that kills itself.
     """
-    job = {
-        "apiVersion": "training.dtj.dev/v1alpha1",
-        "kind": "DistributedTrainingJob",
-        "metadata": {"name": "zero"},
-        "spec": {
-            "replicas": replicas,
-            "processesPerPod": 2,
-            "image": "unused",
-            "backend": "gloo",
-            "engine": "deepspeed",
-            "entrypoint": {"script": str(script), "args": list(args)},
-            "env": [{"name": "KILL", "value": kill}, {"name": "STEPS", "value": str(steps)}],
-            "checkpoint": {"volume": {"claimName": "shared"}, "everySteps": every},
-            "restart": {"maxRestarts": 1},
-            **spec,
-        },
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "job.yaml").write_text(yaml.safe_dump(job))
-    status = dtj_run(folder, folder / "job.yaml", "--run-dir", str(folder / f"run-{time.monotonic_ns()}"))
+    job = job_file(
+        folder,
+        replicas=replicas,
+        processesPerPod=2,
+        image="unused",
+        engine="deepspeed",
+        entrypoint={"script": str(script), "args": list(args)},
+        env=[{"name": "KILL", "value": kill}, {"name": "STEPS", "value": str(steps)}],
+        checkpoint={"volume": {"claimName": "shared"}, "everySteps": every},
+        restart={"maxRestarts": 1},
+        **spec,
+    )
+    status = dtj_run(folder, job, "--run-dir", str(folder / f"run-{time.monotonic_ns()}"))
     found: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return found, status
 

@@ -1,6 +1,6 @@
 """Launchers that stay in the command, with their real packages: two pods of two ranks are one training.
 
-One stays because of its configuration file, the other because its path names the interpreter.
+One stays because of its configuration file, the others because their path names the interpreter.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ LAUNCHERS = {
         [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "{folder}/config.yaml"],
         "from accelerate import Accelerator; Accelerator(cpu=True)",
     ),
+    "composer": (
+        [str(Path(sys.executable).with_name("composer"))],
+        "from composer.utils import dist as own; own.initialize_dist('cpu')",
+    ),
     "deepspeed": (
         [str(Path(sys.executable).with_name("deepspeed"))],
         "import deepspeed; deepspeed.init_distributed('gloo')",
@@ -43,7 +47,7 @@ LAUNCHERS = {
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_launcher_that_stays_starts_one_training_on_all_pods(name: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(name) is None:
-        pytest.skip(f"{name} is not installed: hack/frameworks.sh installs it")
+        pytest.skip(f"{name} is not installed: hack/frameworks.sh or hack/composer.sh installs it")
     launcher, begin = LAUNCHERS[name]
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(begin=begin))

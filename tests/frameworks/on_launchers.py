@@ -1,6 +1,6 @@
-"""The flags of accelerate launch and deepspeed, in our tables and as we pass them, beside the real packages.
+"""The flags of accelerate launch, composer and deepspeed, in our tables and as we pass them, beside the real packages.
 
-`make test-long` runs this file, in the environment that hack/frameworks.sh builds.
+`make test-long` runs this file, in the environments that hack/frameworks.sh and hack/composer.sh build.
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ def test_accelerate_that_stays_for_deepspeed_makes_one_group_of_the_pods(monkeyp
     command, _ = launch.prepare_deepspeed_cmd_env(args)
     assert command is None, "else deepspeed starts the ranks, and not torchrun"
     assert (args.nnodes, args.node_rank, args.nproc_per_node, args.rdzv_endpoint) == ("2", 1, "2", "pod-0:1234")
+
+
+def test_every_flag_of_composer_is_read_as_composer_reads_it() -> None:
+    launcher = pytest.importorskip("composer.cli.launcher", reason="hack/composer.sh installs it")
+    assert misread("composer", launcher._get_parser()) == []
 
 
 def test_every_flag_of_deepspeed_is_read_as_deepspeed_reads_it() -> None:
