@@ -32,7 +32,8 @@ def test_newest_file_counts_at_any_depth(tmp_path: Path) -> None:
 
 NOT_SAVED = (
     "attempt", "attempt.7", "logs/j-0.log", "metrics.jsonl", "config.json", "runs/events.out.tfevents.1.host",
-    "train.log", ".hydra/x.pt", ".model.pt.swp", "a/b/c/d/e/f/too-deep.pt",
+    "train.log", ".hydra/x.pt", ".model.pt.swp", "a/b/c/d/e/f/too-deep.pt", "wandb/offline-run-1/run-1.wandb",
+    "out/wandb/run-1/files/media/1.npy",
 )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Detects checkpoints that a script saves without reporting them, by the age of the files in its folder.
 
-Files that a script writes at every start (settings, logs, TensorBoard) do not count as progress;
+Files that every attempt writes (settings, logs, TensorBoard, W&B) do not count as progress;
 otherwise a script that crashes would be restarted for ever.
 """
 
@@ -21,6 +21,8 @@ NOT_SAVED = (
     ".jpg", ".py", ".sh", ".lock", ".pid",
 )  # fmt: skip
 OURS = (names.LEASE_FILE, names.LOG_FOLDER)
+WANDB_FOLDER = "wandb"
+"""In WANDB_DIR. W&B writes to it as long as a run logs, whether or not the training saves."""
 
 
 def newest(folder: str) -> float:
@@ -40,7 +42,7 @@ def newest(folder: str) -> float:
                 if depth == 0 and entry.name.split(".")[0] in OURS:
                     continue
                 if entry.is_dir(follow_symlinks=False):
-                    if depth < MAX_DEPTH and not entry.name.startswith("."):
+                    if depth < MAX_DEPTH and entry.name != WANDB_FOLDER and not entry.name.startswith("."):
                         folders.append((entry.path, depth + 1))
                 elif _may_be_saved(entry.name):
                     latest = max(latest, _changed(entry))
