@@ -25,6 +25,8 @@ if [ "$(cat $here/.stamp 2>/dev/null || true)" != "$stamp" ]; then
     # Our own distributions and torch are no part of the image's layer.
     $here/bin/pip freeze --disable-pip-version-check --all --exclude-editable \
         | grep -E '^[A-Za-z0-9._-]+==' > $lists/constraints.txt
+    # tests/frameworks/on_wandb.py needs it, and the image does not.
+    $here/bin/pip install --quiet --disable-pip-version-check wandb==0.31.0
     echo "$stamp" > $here/.stamp
 fi
 if [ "${1:-}" = --install ]; then exit; fi

@@ -37,10 +37,19 @@ def mlflow_log() -> Log:
 
 
 def wandb_log() -> Log:
-    """Continues the job's run in W&B, or starts it: by WANDB_RUN_ID and WANDB_RESUME of the job file."""
+    """Continues the job's run in W&B, or starts it: by WANDB_RUN_ID and WANDB_RESUME of the job file.
+
+    If W&B gives no answer, the attempt logs to WANDB_DIR, because a training must not fail with its tracking.
+    """
     import wandb
 
-    run = wandb.init(project="digits", config={"steps": STEPS, "batch": BATCH})
+    settings = {"project": "digits", "config": {"steps": STEPS, "batch": BATCH}}
+    try:
+        run = wandb.init(**settings)
+    except wandb.errors.CommError as error:
+        print(f"W&B gives no answer, so `wandb sync` has to send this attempt from WANDB_DIR: {error}")
+        wandb.teardown()  # else the run's id is in use
+        run = wandb.init(mode="offline", **settings)
     # W&B drops a step below its own count; with an axis of our own, repeated steps count again.
     run.define_metric("*", step_metric="train_step")
     return lambda step, loss: run.log({"train_step": step, "loss": loss})
