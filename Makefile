@@ -52,7 +52,7 @@ test-e2e: venv cluster-ready ## run the tests on kind: install the chart, kill r
 	@$(TESTS) e2e --durations=30 -- -s -m "e2e and not thorough" tests/e2e tests/integration
 
 .PHONY: test-long
-test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults, 10,000 specs, frameworks, engines, Kueue, schedulers, policies, the dashboard, the terraform modules, sweeps that are killed, here and on kind, another torch and Kubernetes
+test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults, 10,000 specs, frameworks, engines, Kueue, schedulers, policies, the tracking servers, the dashboard, the terraform modules, sweeps that are killed, here and on kind, another torch and Kubernetes
 	@DTJ_MUTATIONS_EVERY=1 $(PY) -m pytest -q -n 2 tests/unit/agent/test_mutations.py tests/unit/operator/test_operator_mutations.py
 	@DTJ_SAVE_KILLS=100 $(PY) -m pytest -q tests/unit/trainer/test_kills.py
 	@$(PY) -m pytest -q -n 2 --dist loadfile -m "thorough and not controlplane and not e2e" tests
@@ -75,6 +75,7 @@ test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults,
 	@$(PY) -m pytest -q tests/e2e/on_clean_ground.py
 	@$(PY) -m pytest -q -m "thorough and e2e" tests/e2e
 	@$(MAKE) --no-print-directory test-policies
+	@$(MAKE) --no-print-directory test-tracking
 	@$(MAKE) --no-print-directory test-dashboard
 	@$(MAKE) --no-print-directory test-terraform
 	@DTJ_TUNE_KILLS=$(or $(TUNE_KILLS),20) $(PY) -m pytest -q -s tests/unit/client/test_tune_kills.py
@@ -82,7 +83,7 @@ test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults,
 	@$(MAKE) --no-print-directory test-frameworks-kind
 	@$(MAKE) --no-print-directory test-engines-kind
 	@./hack/test_long.sh
-	@./hack/frameworks.sh tests/engines/on_readme.py tests/frameworks/on_launchers.py tests/frameworks/on_kept_launchers.py tests/frameworks/on_deepspeed.py tests/frameworks/on_deepspeed_trainer.py
+	@./hack/frameworks.sh tests/engines/on_readme.py tests/frameworks/on_launchers.py tests/frameworks/on_kept_launchers.py tests/frameworks/on_deepspeed.py tests/frameworks/on_deepspeed_trainer.py tests/frameworks/on_wandb.py
 	@./hack/composer.sh
 	@./hack/engines.sh
 
@@ -111,6 +112,11 @@ test-slurm: venv ## run jobs of `dtj submit --slurm` on a real Slurm of three no
 test-policies: venv cluster-ready ## run jobs under their NetworkPolicy on kind, with a firewall on its nodes that enforces policies
 	@trap '$(CLUSTER) policies off' EXIT; $(CLUSTER) policies on; \
 	  DTJ_POLICIES_REQUIRED=1 $(PY) -m pytest -q --durations=10 tests/e2e/test_network.py
+
+.PHONY: test-tracking
+test-tracking: venv cluster-ready ## run MLflow and TensorBoard of the chart on kind, and jobs that write to them and to W&B (builds MLflow's image once)
+	@trap '$(CLUSTER) policies off' EXIT; $(CLUSTER) policies on; \
+	  DTJ_POLICIES_REQUIRED=1 $(PY) -m pytest -q -s --durations=10 tests/e2e/on_tracking.py
 
 .PHONY: test-terraform
 test-terraform: venv ## check terraform/ with the real terraform and mocked providers (needs terraform; builds the helm provider where no registry is reached)

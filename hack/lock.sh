@@ -34,6 +34,8 @@ compile -o requirements/dev.lock "$tmp/operator.in" "$tmp/trainer.in" "$tmp/clie
 compile -c requirements/dev.lock -o requirements/operator.lock "$tmp/operator.in"
 compile -c requirements/dev.lock -o requirements/torch.lock "$tmp/torch.in"
 compile -c requirements/dev.lock -o requirements/trainer.lock "$tmp/trainer.in"
+grep '^mlflow==' requirements/dev.lock | cut -d' ' -f1 > "$tmp/mlflow.in"
+compile -c requirements/dev.lock -o requirements/mlflow.lock "$tmp/mlflow.in"
 compile -c requirements/dev.lock -o "$tmp/benchmarks.lock" requirements/benchmarks.in
 # benchmarks/venv.sh installs this lock on top of .venv.
 without requirements/dev.lock "$tmp/benchmarks.lock" > requirements/benchmarks.lock

@@ -8,7 +8,7 @@ import sys
 from hack.cluster.shell import ProvisionError
 from hack.images import build, deploy, recipes
 
-REFERENCES = {"names": build.names, "build": build.ensure, "frameworks": build.frameworks}
+REFERENCES = {"names": build.names, "build": build.ensure, "frameworks": build.frameworks, "mlflow": build.mlflow}
 
 
 def main() -> int:
@@ -19,6 +19,7 @@ def main() -> int:
     commands.add_parser("build", help="build and push changed images, print the references")
     commands.add_parser("names", help="print the references of the last build")
     commands.add_parser("frameworks", help="build and push the image of tests/e2e/on_frameworks.py, print it")
+    commands.add_parser("mlflow", help="build and push the image of tests/e2e/on_tracking.py, print it")
     engines = commands.add_parser("engines", help="build and push the images of the engines, print the references")
     engines.add_argument("engine", nargs="*", help=f"{', '.join(recipes.ENGINES)}; by default all")
     commands.add_parser("deploy", help="build, then install or upgrade the chart and wait until the operator is ready")

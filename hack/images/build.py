@@ -92,6 +92,14 @@ def frameworks() -> dict[str, str]:
     return _publish([recipes.FRAMEWORKS], torch, torch_id)
 
 
+def mlflow() -> dict[str, str]:
+    """Publishes the image of MLflow's server for tests/e2e/on_tracking.py.
+
+    Returns the reference by its name. Raises ProvisionError.
+    """
+    return _publish([recipes.MLFLOW], *_ground(_remembered()))
+
+
 def engines(chosen: Sequence[str] = ()) -> dict[str, str]:
     """Publishes the images of these engines, by default of all, also under the names that examples/ use.
 

@@ -84,6 +84,13 @@ FRAMEWORKS = Image(
 )
 """On top of the torch image, for one test; `make images` does not build it."""
 
+MLFLOW = Image(
+    name="mlflow",
+    dockerfile="hack/images/mlflow.Dockerfile",
+    inputs=("requirements/mlflow.lock",),
+)
+"""In place of MLflow's own image, for one test; `make images` does not build it."""
+
 
 def arguments(image: Image, base: str) -> dict[str, str]:
     """Returns the build arguments that change the image. TORCH_INDEX_URL is explained in trainer-image/Dockerfile."""

@@ -220,11 +220,11 @@ def test_common_labels_and_annotations_are_on_the_servers_objects() -> None:
             assert document["metadata"]["annotations"]["owner"] == "ml"
 
 
-def test_mlflow_is_the_version_that_the_trainer_is_tested_with() -> None:
+@pytest.mark.parametrize(("lock", "package"), [("trainer", "mlflow-skinny"), ("mlflow", "mlflow")])
+def test_mlflow_is_the_version_that_the_trainer_is_tested_with(lock: str, package: str) -> None:
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())["tracking"]
-    lock = (CHART.parents[1] / "requirements/trainer.lock").read_text()
     version = defaults["mlflow"]["image"].rpartition(":v")[2]
-    assert f"mlflow-skinny=={version} " in lock
+    assert f"{package}=={version} " in (CHART.parents[1] / f"requirements/{lock}.lock").read_text()
 
 
 @pytest.mark.controlplane

@@ -10,7 +10,7 @@ import pytest
 
 from hack.cluster.shell import ProvisionError
 from hack.images import build, recipes
-from hack.images.recipes import ENGINES, FRAMEWORKS, IMAGES, OPERATOR, ROOT, TORCH, TRAINER, Image
+from hack.images.recipes import ENGINES, FRAMEWORKS, IMAGES, MLFLOW, OPERATOR, ROOT, TORCH, TRAINER, Image
 
 
 def tag(image: Image, context: Path) -> str:
@@ -58,7 +58,7 @@ def test_bytecode_beside_the_sources_is_left_out(tmp_path: Path) -> None:
     assert not [p for p in tmp_path.rglob("*") if p.name == "__pycache__" or p.suffix == ".pyc"]
 
 
-@pytest.mark.parametrize("image", [*IMAGES, *ENGINES.values()], ids=lambda image: image.name)
+@pytest.mark.parametrize("image", [*IMAGES, *ENGINES.values(), MLFLOW], ids=lambda image: image.name)
 def test_build_context_has_all_files_that_the_dockerfile_copies(image: Image, tmp_path: Path) -> None:
     recipes.snapshot(image, tmp_path)
     text = (tmp_path / image.dockerfile).read_text()
@@ -106,7 +106,9 @@ def test_default_version_of_an_image_is_its_distributions(dockerfile: str, proje
     assert f"ARG VERSION={version}\n" in (ROOT / dockerfile).read_text()
 
 
-@pytest.mark.parametrize("dockerfile", ["Dockerfile", "trainer-image/Dockerfile", FRAMEWORKS.dockerfile])
+@pytest.mark.parametrize(
+    "dockerfile", ["Dockerfile", "trainer-image/Dockerfile", FRAMEWORKS.dockerfile, MLFLOW.dockerfile]
+)
 def test_dockerfile_needs_only_the_classic_builder(dockerfile: str) -> None:
     text = (ROOT / dockerfile).read_text()
     for only_buildkit in (
