@@ -130,6 +130,14 @@ FOLLOWED: dict[str, tuple[list[str], dict[str, Any], list[str]]] = {
         },
         ["not needed: line 3: --rdzv_endpoint ($(hostname))"],
     ),
+    "a default in the default of another variable": (
+        [
+            'GPUS="${GPUS:-${SLURM_GPUS_ON_NODE:-8}}"',
+            "srun torchrun --nproc-per-node ${NPROC:-$GPUS} train.py --lr ${LR:-$RATE}",
+        ],
+        {"spec.entrypoint": {"script": "train.py", "args": ["--lr", "$(LR)"]}},
+        ["line 3 GPUS (4): filled in", "--nproc-per-node (4)", f"{UNKNOWN} LR: write it"],
+    ),
     "a number for a launcher's variable": (
         ["srun accelerate launch --num_processes 8 --gradient_accumulation_steps $STEPS train.py"],
         {"spec.template.spec.containers[0].env": None},
@@ -189,6 +197,43 @@ def test_places_that_stay_in_text_are_noted() -> None:
     assert f"not carried over: {path}[0].command: --machine_rank (0): stays in the text, but the pods have" in report
     assert f"not carried over: {path}[0].command: --standalone: stays in the text" in report
     assert "command: --main_process_ip" not in report
+
+
+@pytest.mark.parametrize(
+    ("line", "read"),
+    [
+        (r"IFS=$'\n\t'", "IFS=\n\t"),
+        (r"say $'it\'s \x41\\'", "say it's A\\"),
+        (r"say $'no $VARIABLE'", "say no $VARIABLE"),
+        ('say $"translated"', "say translated"),
+        ("""A=$(sed 's/)//' <<< "(a b")""", """A=$(sed 's/)//' <<< "(a b")"""),
+        ('A=$(echo \\) ")")', 'A=$(echo \\) ")")'),
+        ("A=(1 # don't stop :)\n2)", "A=1 2"),
+        ("A=$(cat <<EOF\nit's\nEOF\n)", "A=$(cat <<EOF\nit's\nEOF\n)"),
+    ],
+)
+def test_quotations_end_where_the_shell_ends_them(line: str, read: str) -> None:
+    assert [step.text for step in shell.commands(f"{line}\ntorchrun train.py")] == [read, "torchrun train.py"]
+
+
+def test_bracket_in_a_quotation_stays_in_the_output_of_a_command() -> None:
+    lines = ["A=\"--x $(sed 's/)//' < f) --y\"", "srun torchrun train.py $A"]
+    assert at(one(script(*lines), "job.sbatch", image=IMAGE).job, COMMAND) == [
+        "sh",
+        "-c",
+        "exec python3 -u train.py --x \"$(sed 's/)//' < f)\" --y",
+    ]
+
+
+def test_open_quotation_of_c_is_refused() -> None:
+    with pytest.raises(InputError, match=r"line 3: the quotation \$' has no end"):
+        one(script("IFS=$'\\n", "srun torchrun train.py"), "job.sbatch", image=IMAGE)
+
+
+def test_line_that_sets_nothing_is_noted() -> None:
+    lines = ["export", "declare -A MAP", ":", "srun torchrun train.py"]
+    report = notes(one(script(*lines), "job.sbatch", image=IMAGE))
+    assert [f"not needed: line {at}" in report for at in (3, 4, 5)] == [True] * 3, report
 
 
 def test_commands_after_a_case_are_outside_of_it() -> None:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 LITERAL_DOLLAR = "\0"  # a `$` that the shell would not expand
 NAME = r"[A-Za-z_]\w*"
+_ANSI_C = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
+_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{1,2})|([0-7]{1,3})|(.))", re.DOTALL)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}
 _OPERATORS = ("&&", "||", ";;", "|", ";", "&", "(", ")", "\n")
 
 
@@ -25,8 +28,13 @@ class Token:
 
 
 def lexemes(text: str) -> Iterator[tuple[Token | str, int]]:
-    """Yields tokens and operators, each with its line."""
-    place, line = 0, 1
+    """Yields tokens and operators, each with its line. Raises ValueError where a quotation has no end."""
+    return ((item, line) for item, line, _ in _scan(text, 0))
+
+
+def _scan(text: str, place: int) -> Iterator[tuple[Token | str, int, int]]:
+    """Yields tokens and operators from `place` on, each with its line and the place after it."""
+    line = 1
     ends: list[str] = []  # of the here-documents that begin on the next line
     before: Token | None = None
     while place < len(text):
@@ -40,7 +48,7 @@ def lexemes(text: str) -> Iterator[tuple[Token | str, int]]:
         elif not text.startswith("&>", place) and (
             sign := next((one for one in _OPERATORS if text.startswith(one, place)), None)
         ):
-            yield sign, line
+            yield sign, line, place + len(sign)
             place += len(sign)
             after = _behind_documents(text, place, ends) if sign == "\n" else place
             line += (sign == "\n") + text.count("\n", place, after)
@@ -51,7 +59,7 @@ def lexemes(text: str) -> Iterator[tuple[Token | str, int]]:
                 ends.append(token.text)
             elif token.redirects and (match := re.fullmatch(r"<<-?([^<].*)", token.text)) and token.text != "<<-":
                 ends.append(match[1])
-            yield token, line
+            yield token, line, after
             line += text.count("\n", place, after)
             place, before = after, token
 
@@ -89,7 +97,7 @@ def _token(text: str, place: int, line: int) -> tuple[Token, int]:
             escaped = text[place + 1 : place + 2]
             parts.append({"\n": "", "$": LITERAL_DOLLAR}.get(escaped, escaped))
             place += 2
-        elif char in "'\"":
+        elif char in "'\"" or text.startswith(("$'", '$"'), place):
             inside, place = _quotation(text, place, line)
             parts.append(inside)
             quoted = True
@@ -121,7 +129,16 @@ def _is_whole(token: Token) -> bool:
 
 
 def _quotation(text: str, place: int, line: int) -> tuple[str, int]:
-    """Returns the inside of the quotation that begins at `place`, and the place after it."""
+    """Returns the inside of the quotation that begins at `place`, and the place after it.
+
+    `$'…'` has the escapes of C; `$"…"` is translated, to itself if nobody has translated it.
+    """
+    if text.startswith("$'", place):
+        if not (match := _ANSI_C.match(text, place)):
+            raise ValueError(f"line {line}: the quotation $' has no end")
+        inside = _ESCAPE.sub(_escaped, match[1]).replace("\0", "")  # which a shell can't hold
+        return inside.replace("$", LITERAL_DOLLAR), match.end()
+    place += text[place] == "$"
     mark = text[place]
     parts: list[str] = []
     at = place + 1
@@ -145,6 +162,14 @@ def _quotation(text: str, place: int, line: int) -> tuple[str, int]:
     return "".join(parts), at + 1
 
 
+def _escaped(match: re.Match[str]) -> str:
+    """Returns the character of an escape in `$'…'`; a backslash in front of any other letter stays."""
+    hexadecimal, octal, letter = match.groups()
+    if letter is None:
+        return chr(int(hexadecimal or octal, 16 if hexadecimal else 8))
+    return letter if letter in "'\"\\?" else _ESCAPED.get(letter, f"\\{letter}")
+
+
 def _closing(text: str, place: int) -> int:
     """Returns the place after `$(…)`, `${…}`, `` `…` ``, `(…)`, or `$NAME`."""
     if text[place] == "`":
@@ -155,9 +180,24 @@ def _closing(text: str, place: int) -> int:
     if pair is None:
         match = re.compile(rf"\$(?:{NAME}|.)?", re.DOTALL).match(text, place)
         return match.end() if match else place + 1
+    if pair == ")" and (end := _behind_commands(text, opening)):
+        return end
     depth = 0
     for at in range(opening, len(text)):
         depth += (text[at] == text[opening]) - (text[at] == pair)
         if depth == 0:
             return at + 1
     return len(text)
+
+
+def _behind_commands(text: str, place: int) -> int | None:
+    """Returns the place after `(…)`, whose quotations may hold brackets; None if it can't be read as commands."""
+    depth = 0
+    try:
+        for item, _, after in _scan(text, place):
+            depth += (item == "(") - (item == ")")
+            if depth == 0:
+                return after
+    except (ValueError, RecursionError):  # no end of a quotation, or brackets in hundreds of others
+        pass
+    return None

@@ -71,6 +71,7 @@ FILES = frozenset(
         "git",
     }
 )
+_NOTHING = "it changes nothing of the training"
 _AGENT = "the agent sets what torchrun sets, for each rank"
 _COUNT = re.compile(r"N?NODES?")
 _NO_VALUE = "no value is known here: write it in the container's env"
@@ -80,6 +81,13 @@ _OF_SLURM = re.compile(r"(?:MASTER_(?:ADDR|PORT)|WORLD_SIZE|N?NODES?|RANK|LOCAL_
 
 def assign(step: shell.Command, values: dict[str, str], env: dict[str, str], draft: Draft) -> None:
     """Keeps what a line sets in `values`, where that can be known, and what it exports in `env`, for the ranks."""
+    before = len(draft.notes)
+    _assign(step, values, env, draft)
+    if len(draft.notes) == before:  # such as `declare -A NAME`
+        draft.note(How.NOT_NEEDED, f"line {step.line}", _NOTHING, step.text)
+
+
+def _assign(step: shell.Command, values: dict[str, str], env: dict[str, str], draft: Draft) -> None:
     exported = step.tokens[0].text == "export" or any(token.text == "-x" for token in step.tokens)
     for token in step.tokens[1:] if exported else ():
         if "=" not in token.text and not token.text.startswith("-"):
@@ -172,8 +180,4 @@ def fate(tokens: list[str]) -> tuple[How, str]:
     if tokens[0] == "tee":
         return How.NOT_CARRIED, REDIRECTED
     program = tokens[1] if tokens[0] == "srun" and len(tokens) > 1 else tokens[0]
-    return (
-        (How.NOT_NEEDED, "it changes nothing of the training")
-        if tokens[0] in IDLE or program in IDLE
-        else (How.NOT_CARRIED, OTHER)
-    )
+    return (How.NOT_NEEDED, _NOTHING) if tokens[0] in IDLE or program in IDLE else (How.NOT_CARRIED, OTHER)

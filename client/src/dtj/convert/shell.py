@@ -19,14 +19,16 @@ KEYWORDS = frozenset({"if", "for", "while", "until", "case", "function", "select
 ENDS = frozenset({"fi", "done", "esac", "}", ")"})
 INSIDE = frozenset({"then", "do", "else", "elif"})
 ASSIGNMENT = re.compile(rf"({NAME})(?:\[\w*\])?\+?=(.*)", re.DOTALL)
+_DEFAULTED = r"(?::?[-=](?P<default>(?:[^{}]|{[^{}]*})*))?"  # one more variable may be in it
 _REFERENCE = re.compile(
-    rf"\$(?:\(\((?P<sum>[^()]*)\)\)|\((?P<kubelet>[A-Z_][A-Z0-9_]*)\)|{{(?P<braced>{NAME}|[0-9]+|[@*])(?:\[[@*]\])?(?::?[-=](?P<default>[^}}]*))?}}"
-    rf"|(?P<bare>{NAME}|[@*0-9]))"
+    r"\$(?:\(\((?P<sum>[^()]*)\)\)|\((?P<kubelet>[A-Z_][A-Z0-9_]*)\)"
+    rf"|{{(?P<braced>{NAME}|[0-9]+|[@*])(?:\[[@*]\])?{_DEFAULTED}}}|(?P<bare>{NAME}|[@*0-9]))"
 )
 _OTHER = re.compile(rf"\$\{{[!#]?({NAME}|[0-9]+|[@*])[^{{}}]*\}}")
 """An expansion that is not calculated here, such as `${NAME[1]}` or `${NAME%.*}`; its name is the first group."""
 _EXPR = re.compile(r"\$\(\s*expr\s+([^()`$]*)\)|`\s*expr\s+([^()`$]*)`")
-OUTPUT = re.compile(r"\$\((?!\(|[A-Z_][A-Z0-9_]*\))(?:[^()]|\([^()]*\))*\)|`[^`]*`")
+_QUOTED = r"""[^()'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*\""""
+OUTPUT = re.compile(rf"\$\((?!\(|[A-Z_][A-Z0-9_]*\))(?:{_QUOTED}|\((?:{_QUOTED})*\))*\)|`[^`]*`", re.DOTALL)
 """The output of a command, `$(…)`; `$(NAME)` is a variable of the kubelet."""
 SHELL_HAS = frozenset({"PWD", "HOME", "HOSTNAME", "PATH", "RANDOM", "SECONDS", "UID", "PPID", "IFS", "OLDPWD"})
 _DEFAULT = re.compile(rf"\$\{{({NAME}):?=(.*)\}}", re.DOTALL)
@@ -137,8 +139,10 @@ def expand_text(text: str, values: Values) -> str:
         name = match["kubelet"] or match["braced"] or match["bare"]
         if name in values:
             return values[name]
-        default = match["default"]
-        return match[0] if default is None or "$" in default else re.sub(r"""^(["'])(.*)\1$""", r"\2", default)
+        if match["default"] is None:
+            return match[0]
+        default = _REFERENCE.sub(replacement, match["default"])
+        return match[0] if "$" in default else re.sub(r"""^(["'])(.*)\1$""", r"\2", default)
 
     for _ in range(4):  # a value may name another variable
         text, before = _EXPR.sub(_sum_of_expr, _REFERENCE.sub(replacement, text)), text
