@@ -181,3 +181,20 @@ def test_missing_image_is_named_by_its_place() -> None:
     containers = [{"name": "pytorch", "image": None, "command": ["python3", "a.py"]}]
     with pytest.raises(InputError, match=r"Worker.template.spec.containers\[0\].image: required: write the image"):
         one(changed(PYTORCHJOB, {"spec.pytorchReplicaSpecs.Master": None, WORKERS: containers}))
+
+
+@pytest.mark.parametrize("prefix", ["uv run --no-sync", "poetry run", "conda run -n torch"])
+def test_launcher_behind_an_environment_stays_with_it(prefix: str) -> None:
+    draft = one(sbatch(f"srun {prefix} torchrun --nnodes 2 --rdzv_endpoint=$(hostname):1 t.py"), "a.sh", image=IMAGE)
+    shell, _, text = at(draft.job, f"{CONTAINER}.command")
+    assert shell == "sh"
+    assert text.startswith("export PET_NNODES=$WORLD_SIZE ")
+    assert text.endswith(f" exec {prefix} torchrun t.py")
+
+
+@pytest.mark.parametrize("command", ["uv run python train.py", "uv run train.py", "conda run -n torch python -m train"])
+def test_python_of_an_environment_trains(command: str) -> None:
+    draft = one(sbatch(f"uv sync\nsrun {command}", "--ntasks-per-node=4"), "a.sh", image=IMAGE)
+    assert at(draft.job, f"{CONTAINER}.command") == command.split()
+    assert draft.job["spec"]["replicas"] == 2
+    assert "not carried over: line 4 (uv sync)" in notes(draft)

@@ -220,6 +220,9 @@ def _trains(tokens: list[str]) -> bool:
         return starts_python or is_launcher([" ".join(rest) + " "])
     if program in SHELLS:
         return is_launcher([" ".join(tokens) + " "])
+    if program in script.ENVIRONMENT and tokens[1:2] == ["run"]:  # such as `uv run torchrun`
+        python = any(PYTHON.fullmatch(os.path.basename(token)) or token.endswith(".py") for token in tokens)
+        return python or is_launcher([" ".join(tokens) + " "])
     return (
         bool(PYTHON.fullmatch(program)) or is_launcher([" ".join(tokens[:2]) + " "]) or program in ("mpirun", "mpiexec")
     )
