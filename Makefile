@@ -83,7 +83,7 @@ test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults,
 	@$(MAKE) --no-print-directory test-frameworks-kind
 	@$(MAKE) --no-print-directory test-engines-kind
 	@./hack/test_long.sh
-	@./hack/frameworks.sh tests/engines/on_readme.py tests/frameworks/on_launchers.py tests/frameworks/on_kept_launchers.py tests/frameworks/on_deepspeed.py tests/frameworks/on_deepspeed_trainer.py tests/frameworks/on_wandb.py
+	@./hack/frameworks.sh tests/engines/on_engines.py tests/engines/on_readme.py tests/frameworks/on_launchers.py tests/frameworks/on_kept_launchers.py tests/frameworks/on_deepspeed.py tests/frameworks/on_deepspeed_trainer.py tests/frameworks/on_wandb.py
 	@./hack/composer.sh
 	@./hack/engines.sh
 

@@ -40,12 +40,12 @@ compile -c requirements/dev.lock -o "$tmp/benchmarks.lock" requirements/benchmar
 # benchmarks/venv.sh installs this lock on top of .venv.
 without requirements/dev.lock "$tmp/benchmarks.lock" > requirements/benchmarks.lock
 compile -o requirements/composer.lock requirements/composer.in
-# The images of the engines: JAX and TensorFlow stand alone, Horovod and Ray come on top of the trainer's libraries.
+# The images of the engines: JAX and TensorFlow stand alone, DeepSpeed, Horovod and Ray come on top of the trainer's libraries.
 engines=requirements/engines
 for name in jax tensorflow horovod-build; do
     compile -o $engines/$name.lock $engines/$name.in
 done
-for name in horovod ray; do
+for name in deepspeed horovod ray; do
     compile -c requirements/trainer.lock -o "$tmp/$name.lock" $engines/$name.in
     without requirements/trainer.lock "$tmp/$name.lock" > $engines/$name.lock
 done

@@ -73,6 +73,7 @@ def images(registry: str) -> Iterator[Step]:
         ("Dockerfile", f"dtj-operator:{release}", ()),
         ("trainer-image/Dockerfile", f"dtj-trainer:{release}-cpu", ("--target", "trainer", *cpu)),
         ("trainer-image/Dockerfile", f"dtj-trainer:{release}-cuda", ("--target", "trainer")),
+        ("trainer-image/Dockerfile", f"dtj-trainer-deepspeed:{release}-cpu", ("--target", "deepspeed", *cpu)),
         ("trainer-image/Dockerfile", f"dtj-trainer-horovod:{release}-cpu", ("--target", "horovod", *cpu)),
         ("trainer-image/Dockerfile", f"dtj-trainer-jax:{release}-cpu", ("--target", "jax")),
         ("trainer-image/Dockerfile", f"dtj-trainer-ray:{release}-cpu", ("--target", "ray", *cpu)),

@@ -69,6 +69,7 @@ def _engine(engine: str, *inputs: str) -> Image:
 
 
 ENGINES = {
+    "deepspeed": _engine("deepspeed", *TRAINER.inputs),
     "horovod": _engine(
         "horovod", *TRAINER.inputs, "trainer-image/horovod.sh", "requirements/engines/horovod-build.lock"
     ),

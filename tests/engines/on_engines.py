@@ -29,6 +29,7 @@ STEPS, EVERY = 24, 4
 pytestmark = pytest.mark.timeout(3 * LIMIT)
 # Engine, package, and the argument of the engine's script.
 KINDS = {
+    "deepspeed with ZeRO 2": ("deepspeed", "deepspeed", "2"),
     "jax with its own file": ("jax", "jax", "npz"),
     "jax with orbax": ("jax", "orbax.checkpoint", "orbax"),
     "horovod with torch": ("horovod", "horovod", "torch"),

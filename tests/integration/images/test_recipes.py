@@ -29,6 +29,7 @@ def tag(image: Image, context: Path) -> str:
         (TRAINER, "requirements/torch.lock"),
         (TRAINER, "requirements/trainer.lock"),
         (TRAINER, ".dockerignore"),
+        (ENGINES["deepspeed"], "requirements/engines/deepspeed.lock"),
         (ENGINES["horovod"], "requirements/engines/horovod-build.lock"),
         (ENGINES["jax"], "requirements/engines/jax.lock"),
         (ENGINES["ray"], "requirements/torch.lock"),
@@ -72,6 +73,7 @@ def test_build_context_has_all_files_that_the_dockerfile_copies(image: Image, tm
     [
         (TORCH, "torch"),
         (TRAINER, "torch libraries code trainer"),
+        (ENGINES["deepspeed"], "torch libraries code deepspeed-wheels deepspeed"),
         (ENGINES["horovod"], "torch libraries code horovod-wheels horovod"),
         (ENGINES["jax"], "code plain jax"),
         (ENGINES["ray"], "torch libraries code ray"),
