@@ -105,12 +105,17 @@ def test_ray_runs_the_command_beside_the_head_and_a_node_in_each_other_pod() -> 
     ray = engines.load("ray")
     first = ray.command(place(node_rank=0, rank=0, local_rank=0), ["python3", "train.py"])
     other = ray.command(place(), ["python3", "train.py"])
-    assert (first[:2], first[3:]) == (["python3", "-c"], ["10.0.0.0", "21000", "python3", "train.py"])
-    assert (other[:2], other[3:]) == (["python3", "-c"], ["10.0.0.1", "10.0.0.0", "21000"])
+    assert (first[:2], first[4:]) == (["python3", "-c"], ["head", "10.0.0.0", "21000", "python3", "train.py"])
+    assert (other[:2], other[4:]) == (["python3", "-c"], ["node", "10.0.0.1", "10.0.0.0", "21000"])
     assert ray.command(place(), ["/opt/venv/bin/python", "train.py"])[0] == "/opt/venv/bin/python"
     assert ray.command(place(), ["./run.sh"])[0] == "python3"
     for program in (first[2], other[2]):
         compile(program, "ray", "exec")
+
+
+def test_ray_node_gets_what_the_spec_states_about_imports_ahead() -> None:
+    found = engines.load("ray").environment(place(), {"DTJ_WARM_WORKERS": "Never", "DTJ_PRELOAD": "a,b"})
+    assert found == {"RAY_ADDRESS": "10.0.0.0:21000", "DTJ_RAY_FORKS": "Never", "DTJ_RAY_PRELOAD": "a,b"}
 
 
 def test_command_of_every_other_engine_is_that_of_the_job() -> None:

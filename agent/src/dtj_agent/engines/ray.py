@@ -10,47 +10,42 @@ import posixpath
 import re
 from typing import Dict, List, Mapping, Sequence
 
+import dtj_agent
+import dtj_contract
 from dtj_agent.engines import Engine, Place, host_port
+from dtj_contract import names
 
-# The ports of Ray's workers are chosen by the kernel, because the nodes of `dtj run` share an address.
-FLAGS = ("--disable-usage-stats", "--min-worker-port=0", "--max-worker-port=0")
-# `ray start` returns when the head serves. A head that never does is a failed rank, and so a new attempt.
-HEAD = """
-import os, subprocess, sys
-RAY = [sys.executable, "-m", "ray.scripts.scripts"]
-here, port, *command = sys.argv[1:]
-flags = %r
-subprocess.run([*RAY, "start", "--head", "--node-ip-address=" + here, "--port=" + port,
-                "--include-dashboard=false", *flags], check=True, stdout=sys.stderr, timeout=300)
-os.execvp(command[0], command)
-""" % (list(FLAGS),)
-# The deadline is that of a head whose pod imports Ray from a slow volume.
-NODE = """
-import os, socket, sys, time
-RAY = [sys.executable, "-m", "ray.scripts.scripts"]
-here, head, port = sys.argv[1:]
-deadline = time.monotonic() + 300
-while True:
-    try:
-        socket.create_connection((head, int(port)), 5).close()
-        break
-    except OSError as error:
-        if time.monotonic() > deadline:
-            sys.exit("no Ray head at %%s:%%s after 300 s: %%s" %% (head, port, error))
-        time.sleep(0.2)
-address = "[%%s]:%%s" %% (head, port) if ":" in head else "%%s:%%s" %% (head, port)
-os.execv(sys.executable, [*RAY, "start", "--block", "--address=" + address, "--node-ip-address=" + here, *%r])
-""" % (list(FLAGS),)
+# The package may be in a zipapp. None of these paths stays in the sys.path of a worker of Ray.
+PROGRAM = (
+    "import sys\n"
+    "if sys.path[:1] == ['']: del sys.path[0]\n"
+    "roots = sys.argv.pop(1).split('\\n'); sys.path[:0] = roots\n"
+    "from dtj_agent.ray_node import main\n"
+    "del sys.path[:len(roots)]\n"
+    "main.main(sys.argv[1:])\n"
+)
+FORKS, PRELOAD = "DTJ_RAY_FORKS", "DTJ_RAY_PRELOAD"
+"""Variables of the Ray node: whether workers are forked, and modules that the forks have beside those of Ray Train."""
+PASSED = {names.ENV_WARM_WORKERS: FORKS, names.ENV_PRELOAD: PRELOAD}
 
 
 def environment(place: Place, inherited: Mapping[str, str]) -> Dict[str, str]:
-    """Returns the address of the head."""
-    return {"RAY_ADDRESS": host_port(place.members[0])}
+    """Returns the address of the head, and for the Ray node what the spec states about imports ahead."""
+    passed = {ours: inherited[name] for name, ours in PASSED.items() if inherited.get(name)}
+    return {"RAY_ADDRESS": host_port(place.members[0]), **passed}
 
 
 def defaults(local_size: int) -> Dict[str, str]:
-    """Returns what keeps Ray from sending usage statistics."""
-    return {"RAY_USAGE_STATS_ENABLED": "0"}
+    """Returns what keeps Ray from sending usage statistics, and what has it notice a loss sooner.
+
+    A raylet is lost after five checks in a row that fail at once, because nobody listens at its port: 2.5 s instead of
+    15. One that is slow or can't be reached still has 10 s for each check.
+    """
+    return {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_health_check_period_ms": "500",
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    }
 
 
 def command(place: Place, written: Sequence[str]) -> List[str]:
@@ -58,10 +53,11 @@ def command(place: Place, written: Sequence[str]) -> List[str]:
     here, (head, port) = place.members[place.node_rank][0], place.members[0]
     # The Python that runs the job's script has Ray.
     named = re.fullmatch(r"(?:python|pypy)[\d.]*", posixpath.basename(written[0]))
-    python = written[0] if named else "python3"
+    roots = {posixpath.dirname(posixpath.abspath(package.__path__[0])) for package in (dtj_agent, dtj_contract)}
+    start = [written[0] if named else "python3", "-c", PROGRAM, "\n".join(sorted(roots))]
     if place.node_rank == 0:
-        return [python, "-c", HEAD, here, str(port), *written]
-    return [python, "-c", NODE, here, head, str(port)]
+        return [*start, "head", here, str(port), *written]
+    return [*start, "node", here, head, str(port)]
 
 
 ENGINE = Engine(
