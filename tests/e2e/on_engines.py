@@ -35,9 +35,10 @@ KILL_RAY_NODE = """
 import os, pathlib, signal
 found = 0
 for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+    pid = int(path.parent.name)
     try:
-        if b"ray.scripts.scripts" in path.read_bytes().split(b"\\0"):
-            os.kill(int(path.parent.name), signal.SIGKILL)
+        if b"dtj_agent.ray_node" in path.read_bytes() and os.getsid(pid) == pid:
+            os.kill(pid, signal.SIGKILL)
             found += 1
     except OSError:
         pass

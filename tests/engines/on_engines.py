@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.recovery import logbook
 from benchmarks.recovery.learning import has_learned
 from tests.engines.marks import GO_SECONDS, KILL_AT
 from tests.lib.launchers import misread, parser_of
@@ -40,6 +41,12 @@ KINDS = {
 MIRRORED = "tensorflow with the mirrors of one process"
 SINGLE = {MIRRORED: ("tensorflow", "tensorflow", "mirrored")}
 """Trainings of one rank."""
+ELASTIC = "ray with two to four workers"
+TUNER = "ray with its Tuner"
+OTHERS = {ELASTIC: ("ray", "ray", "elastic"), TUNER: ("ray", "ray", "tune")}
+"""Trainings that not every test fits."""
+SCRIPTS = {TUNER: "ray_tune"}
+"""Those with a script of their own."""
 LEARNING = [kind for kind, (engine, _, _) in KINDS.items() if engine in ("jax", "tensorflow")]
 """Engines whose warm process begins with nothing, and learns the framework."""
 LAST_RANK = {"ray": "1"}
@@ -57,7 +64,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 def spec(kind: str, scripts: str, folder: str, **variables: object) -> dict[str, Any]:
     """Returns the spec of a job on two pods of two ranks, whose script lies in `scripts` and writes to `folder`."""
-    engine, _, argument = (KINDS | SINGLE)[kind]
+    engine, _, argument = (KINDS | SINGLE | OTHERS)[kind]
     size = 1 if kind in SINGLE else 2
     # Horovod sums tensors together that are ready at the same time, so the order of additions is chance.
     variables = {"HOROVOD_FUSION_THRESHOLD": 0, **variables}
@@ -65,7 +72,7 @@ def spec(kind: str, scripts: str, folder: str, **variables: object) -> dict[str,
         "replicas": size,
         "processesPerPod": size,
         "engine": engine,
-        "entrypoint": {"script": f"{scripts}/{engine}_script.py", "args": [argument, folder]},
+        "entrypoint": {"script": f"{scripts}/{SCRIPTS.get(kind, engine)}_script.py", "args": [argument, folder]},
         "env": [{"name": name, "value": str(value)} for name, value in variables.items()],
         "restart": {"maxRestarts": 1},
     }
@@ -88,7 +95,7 @@ def train(kind: str, folder: Path, kill: str = "", **variables: object) -> tuple
     job = {
         "apiVersion": "training.dtj.dev/v1alpha1",
         "kind": "DistributedTrainingJob",
-        "metadata": {"name": (KINDS | SINGLE)[kind][0]},
+        "metadata": {"name": (KINDS | SINGLE | OTHERS)[kind][0]},
         "spec": {"image": "unused", **spec(kind, str(HERE), str(folder), KILL=kill, **variables)},
     }
     folder.mkdir(parents=True)
@@ -156,6 +163,41 @@ def test_restart_forks_ranks_with_what_the_first_attempt_imported(
     assert found["ahead"] == [KINDS[kind][0]]
     assert_same(found, reference)
     assert (status["attempt"], status["restarts"]["inPlace"]) == (2, 1)
+
+
+def test_lost_ray_node_comes_back_within_the_attempt(tmp_path: Path, wholes: dict[str, dict[str, Any]]) -> None:
+    pytest.importorskip("ray", reason="hack/engines.sh installs it")
+    kind = "ray with its TorchTrainer"
+    reference = whole(kind, tmp_path, wholes)
+    found, status = train(kind, tmp_path / "killed", kill="raylet", FAILURES=1)
+    assert_same(found, reference)
+    assert found["resumed"] == KILL_AT // EVERY * EVERY
+    assert (status["attempt"], status["restarts"]["total"]) == (1, 0)
+
+
+def test_elastic_trainer_of_ray_continues_when_a_ray_node_is_lost(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="hack/engines.sh installs it")
+    times = tmp_path / "times"
+    found, status = train(ELASTIC, tmp_path / "killed", kill="raylet", FAILURES=2, TIMES=times)
+    worlds = [entry.world for entry in logbook.read(times)]
+    print(f"{ELASTIC}: {worlds}")
+    assert set(worlds[:4]) == {4}
+    assert set(worlds) <= {2, 3, 4}
+    assert len(worlds) > 4
+    assert (found["step"], found["resumed"]) == (STEPS, KILL_AT // EVERY * EVERY)
+    assert (status["attempt"], status["restarts"]["total"]) == (1, 0)
+
+
+def test_tuner_of_ray_finishes_each_trial_though_one_is_killed(tmp_path: Path) -> None:
+    pytest.importorskip("ray.tune", reason="hack/engines.sh installs it")
+    found, status = train(TUNER, tmp_path / "tuned")
+    print(f"{TUNER}: {json.dumps(found)}")
+    assert found["best"] == {"rate": 0.1}
+    assert found["errors"] == 0
+    assert found["steps"] == [8] * 4
+    assert found["killed"], "no trial was killed"
+    assert found["nodes"] == 2
+    assert (status["attempt"], status["restarts"]["total"]) == (1, 0)
 
 
 def test_mirrored_strategy_of_tensorflow_resumes_in_its_pod(tmp_path: Path) -> None:

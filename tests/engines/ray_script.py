@@ -1,10 +1,12 @@
 """A Ray training as people write it: nothing is caught, and of ours only the tests' marks are imported.
 
-ray_script.py train FOLDER
+ray_script.py {train|elastic} FOLDER
 
-A TorchTrainer of four workers makes STEPS steps, reports a checkpoint each EVERY steps, and is restored from the
-newest one by Ray itself, because storage and name stay the same. With KILL=0 in the environment, worker 0 kills the
-driver at step KILL_AT of the first attempt, and with KILL=1 the Ray node of the second pod.
+A TorchTrainer of four workers, or of two to four, makes STEPS steps, reports a checkpoint each EVERY steps, and is
+restored from the newest one by Ray itself, because storage and name stay the same. At step KILL_AT of the first entry
+into the training of the first attempt, worker 0 kills what KILL in the environment names: 0 is the driver, 1 the
+process of rank 1, which starts the Ray node of the second pod, and `raylet` that node's raylet.
+FAILURES: the failures that Ray itself may answer with new workers.
 """
 
 from __future__ import annotations
@@ -46,13 +48,18 @@ def processes(*parts: str) -> list[int]:
     return found
 
 
-def maybe_die(step: int, config: dict[str, Any]) -> None:
+def maybe_die(step: int, resumed: int, config: dict[str, Any]) -> None:
     if config["attempt"] != "1" or step != marks.KILL_AT or get_context().get_world_rank() != 0:
         return
     if config["kill"] == "0":
         os.kill(config["driver"], signal.SIGKILL)
     if config["kill"] == "1":
-        (node,) = processes("ray.scripts.scripts start --block", config["address"])
+        found = processes("dtj_agent.ray_node", " node ", " ".join(config["address"].split(":")))
+        (node,) = [pid for pid in found if os.getsid(pid) == pid]
+        os.kill(node, signal.SIGKILL)
+    if config["kill"] == "raylet" and not resumed:
+        nodes = processes("/raylet/raylet ", "--gcs-address=" + config["address"])
+        (node,) = [pid for pid in nodes if pid not in processes("/raylet/raylet ", " --head")]
         os.kill(node, signal.SIGKILL)
 
 
@@ -69,8 +76,8 @@ def train(config: dict[str, Any]) -> None:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         step = saved["step"]
-    resumed, rank = step, get_context().get_world_rank()
-    marks.begin(rank, WORKERS)
+    resumed, rank, world = step, get_context().get_world_rank(), get_context().get_world_size()
+    marks.begin(rank, world)
     while step < STEPS:
         x, y = rows(step)
         optimizer.zero_grad()
@@ -78,10 +85,10 @@ def train(config: dict[str, Any]) -> None:
         loss.backward()
         optimizer.step()
         step += 1
-        mean = loss.detach() / WORKERS
+        mean = loss.detach() / world
         torch.distributed.all_reduce(mean)
         total = sum(float(each.double().sum()) for each in model.state_dict().values())
-        metrics = {"step": step, "loss": float(mean), "sum": total, "resumed": resumed, "world": WORKERS}
+        metrics = {"step": step, "loss": float(mean), "sum": total, "resumed": resumed, "world": world}
         with tempfile.TemporaryDirectory() as folder:
             kept = None
             if step % EVERY == 0 and get_context().get_world_rank() == 0:
@@ -90,10 +97,10 @@ def train(config: dict[str, Any]) -> None:
                 kept = Checkpoint.from_directory(folder)
             report(metrics, checkpoint=kept)
         marks.after_step(step, rank)
-        maybe_die(step, config)
+        maybe_die(step, resumed, config)
 
 
-def main(folder: Path) -> None:
+def main(kind: str, folder: Path) -> None:
     ray.init(log_to_driver=False)
     assert len([node for node in ray.nodes() if node["Alive"]]) >= 1
     config = {
@@ -103,8 +110,12 @@ def main(folder: Path) -> None:
     trainer = TorchTrainer(
         train,
         train_loop_config=config,
-        scaling_config=ScalingConfig(num_workers=WORKERS),
-        run_config=RunConfig(name="run", storage_path=str(folder), failure_config=FailureConfig(max_failures=0)),
+        scaling_config=ScalingConfig(num_workers=(2, WORKERS) if kind == "elastic" else WORKERS),
+        run_config=RunConfig(
+            name="run",
+            storage_path=str(folder),
+            failure_config=FailureConfig(max_failures=int(os.environ.get("FAILURES", "0"))),
+        ),
     )
     found = trainer.fit().metrics
     assert found is not None
@@ -112,4 +123,4 @@ def main(folder: Path) -> None:
     (folder / "result.json").write_text(json.dumps(kept))
 
 
-main(Path(sys.argv[2]))
+main(sys.argv[1], Path(sys.argv[2]))
