@@ -76,8 +76,8 @@ class Launched(Group):
     def ray_node(self) -> int:
         """Returns the process id of the raylet in the node without the head; 0 if there is none."""
         for pid in processes.marked(self.mark):
-            above = processes.command(processes.parent(pid))
-            if "/raylet " in processes.command(pid) and "--block" in above and "--address=" in above:
+            command = processes.command(pid)
+            if "/raylet/raylet " in command and " --head" not in command:
                 return pid
         return 0
 
