@@ -24,15 +24,14 @@ PROGRAM = (
     "del sys.path[:len(roots)]\n"
     "main.main(sys.argv[1:])\n"
 )
-FORKS, PRELOAD = "DTJ_RAY_FORKS", "DTJ_RAY_PRELOAD"
-"""Variables of the Ray node: whether workers are forked, and modules that the forks have beside those of Ray Train."""
-PASSED = {names.ENV_WARM_WORKERS: FORKS, names.ENV_PRELOAD: PRELOAD}
+PRELOAD = "DTJ_RAY_PRELOAD"
+"""Variable of the Ray node: modules that forked workers have beside those of Ray Train. Without it, none is forked."""
 
 
 def environment(place: Place, inherited: Mapping[str, str]) -> Dict[str, str]:
-    """Returns the address of the head, and for the Ray node what the spec states about imports ahead."""
-    passed = {ours: inherited[name] for name, ours in PASSED.items() if inherited.get(name)}
-    return {"RAY_ADDRESS": host_port(place.members[0]), **passed}
+    """Returns the address of the head, and the modules that forked workers have: `preload` of the spec."""
+    modules = "" if inherited.get(names.ENV_WARM_WORKERS) == names.WARM_NEVER else inherited.get(names.ENV_PRELOAD)
+    return {"RAY_ADDRESS": host_port(place.members[0]), **({PRELOAD: modules} if modules else {})}
 
 
 def defaults(local_size: int) -> Dict[str, str]:

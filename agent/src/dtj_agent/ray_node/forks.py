@@ -22,11 +22,10 @@ import socket
 import sys
 import tempfile
 import time
-from typing import Dict, List, MutableMapping, NamedTuple, Sequence, Tuple
+from typing import Dict, List, MutableMapping, Sequence, Tuple
 
-from dtj_agent.engines.ray import FORKS, PRELOAD
+from dtj_agent.engines.ray import PRELOAD
 from dtj_agent.ray_node import workers
-from dtj_contract import names
 
 MODULES = (
     "torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "torch.profiler._cupti_monitor",
@@ -41,27 +40,21 @@ NICENESS = "RAY_worker_niceness"
 """15 without it, as Ray's workers, and so that the imports do not delay the start of Ray's processes."""
 
 
-class Options(NamedTuple):
-    """The wishes of the job's spec."""
-
-    is_off: bool
-    modules: Tuple[str, ...]
+def take_modules(environ: MutableMapping[str, str]) -> List[str]:
+    """Takes the modules out of the variables, which Ray and the job's command do not get."""
+    return [name for name in environ.pop(PRELOAD, "").split(",") if name]
 
 
-def options(environ: MutableMapping[str, str]) -> Options:
-    """Takes the options out of the variables, which Ray and the job's command do not get."""
-    modules = tuple(name for name in environ.pop(PRELOAD, "").split(",") if name)
-    return Options(environ.pop(FORKS, "") == names.WARM_NEVER, modules)
-
-
-def start(wishes: Options) -> str:
+def start(modules: Sequence[str]) -> str:
     """Starts the server beside this process, and returns the script that raylets run to have workers forked.
 
-    Empty if there is no server. This process must not have imported Ray.
+    Empty if there is no server: without modules, no worker is forked. This process must not have imported Ray.
     """
+    if not modules:
+        return ""
     ray = importlib.util.find_spec("ray")
     own = os.path.join(os.path.dirname(ray.origin or ""), "_private", "workers", SCRIPT) if ray is not None else ""
-    if wishes.is_off or not os.path.exists(own):
+    if not os.path.exists(own):
         return ""
     folder = tempfile.mkdtemp(prefix="dtj-ray-")
     script = os.path.join(folder, SCRIPT)
@@ -81,7 +74,7 @@ def start(wishes: Options) -> str:
     if os.fork():
         os._exit(0)
     try:
-        Server(listener, owner, folder, wishes.modules).run()
+        Server(listener, owner, folder, modules).run()
     finally:
         os._exit(1)
 

@@ -28,7 +28,7 @@ FLAGS = ("--disable-usage-stats", "--min-worker-port=0", "--max-worker-port=0")
 def main(arguments: Sequence[str]) -> None:
     """Runs `head HERE PORT COMMAND...` or `node HERE HEAD PORT`."""
     kind, here, *others = arguments
-    script = forks.start(forks.options(os.environ))
+    script = forks.start(forks.take_modules(os.environ))
     cli = importlib.import_module("ray.scripts.scripts").main
     if kind == "head":
         port, *command = others
