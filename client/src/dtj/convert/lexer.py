@@ -180,8 +180,8 @@ def _closing(text: str, place: int) -> int:
     if pair is None:
         match = re.compile(rf"\$(?:{NAME}|.)?", re.DOTALL).match(text, place)
         return match.end() if match else place + 1
-    if pair == ")" and (end := _behind_commands(text, opening)):
-        return end
+    if pair == ")" and (behind := _behind_commands(text, opening)):
+        return behind
     depth = 0
     for at in range(opening, len(text)):
         depth += (text[at] == text[opening]) - (text[at] == pair)
