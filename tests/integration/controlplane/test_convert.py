@@ -1,15 +1,19 @@
-"""Jobs that `dtj convert` has made are accepted by a real API server, in a dry run of kubectl."""
+"""Jobs that `dtj convert` has made, and their pods, are accepted by a real API server in a dry run of kubectl."""
 
 from __future__ import annotations
 
+import copy
 import json
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from dtj.main import main
+from dtj_core.plan.model import Object
 from hack.cluster.controlplane import ControlPlane
+from tests.unit.client import test_convert_public as public
 from tests.unit.client.converted import IMAGE, PYTORCHJOB, RUNTIME, TRAINJOB, changed, parsed
 
 SPECS = "spec.pytorchReplicaSpecs"
@@ -63,31 +67,51 @@ FILES = {
 }
 
 
+def dry_run(plane: ControlPlane, namespace: str, text: str) -> subprocess.CompletedProcess[str]:
+    """Returns what kubectl prints when it applies objects without keeping them."""
+    kubectl = [str(plane.bin_dir / "kubectl"), "--kubeconfig", str(plane.kubeconfig), "--namespace", namespace]
+    return subprocess.run(
+        [*kubectl, "apply", "--dry-run=server", "-f", "-"],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
 def test_converted_jobs_pass_a_dry_run_of_the_server(
     plane: ControlPlane, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [
-        str(plane.bin_dir / "kubectl"),
-        "--kubeconfig",
-        str(plane.kubeconfig),
-        "apply",
-        "--dry-run=server",
-        "-f",
-        "-",
-    ]
     for name, text in FILES.items():
         path = tmp_path / name
         path.write_text(text.replace("namespace: team", f"namespace: {namespace}"))
         flags = [] if name.endswith(".yaml") else ["--image", IMAGE]
         flags += ["--gpus", "8"] if name == "run.sh" else []  # the sbatch script has its own
         assert main(["convert", *flags, str(path)]) == 0
-        done = subprocess.run(
-            [*command, "--namespace", namespace],
-            input=capsys.readouterr().out,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = dry_run(plane, namespace, capsys.readouterr().out)
         assert done.returncode == 0, f"{name}: {done.stderr}"
         assert done.stdout.endswith("created (server dry run)\n")
+
+
+def pod_template(job: Object) -> Object:
+    """Returns a job's pod template as an object of its own: the API server checks no template inside a job."""
+    template = copy.deepcopy(job["spec"]["template"])
+    for container in template["spec"]["containers"]:
+        container.setdefault("image", job["spec"].get("image"))
+    return {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}, "template": template}
+
+
+def test_jobs_of_public_files_pass_a_dry_run_of_the_server(plane: ControlPlane, namespace: str) -> None:
+    """Applies the jobs of the files that are there, and demands all files where `DTJ_PUBLIC_JOBS` is set."""
+    files = public.kept()
+    if os.environ.get("DTJ_PUBLIC_JOBS"):
+        assert len(files) == len(public.rows())
+    jobs = [draft.job for row in files for draft in public.outcome(row.file.read_text(), row.file.name)[1]]
+    items = [*jobs, *(pod_template(job) for job in jobs if "template" in job["spec"])]
+    for item in items:
+        item["metadata"]["namespace"] = namespace
+    if items:  # kubectl refuses an empty list
+        done = dry_run(plane, namespace, json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("created (server dry run)\n") == len(items)
