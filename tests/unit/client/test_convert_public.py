@@ -20,7 +20,7 @@ from tests.unit.client.converted import IMAGE, RUNTIME, lost, lost_lines
 SOURCES = Path(__file__).parent / "public_jobs" / "SOURCES.md"
 FOLDER = Path(os.environ.get("DTJ_PUBLIC_JOBS") or Path(__file__).parents[3] / "build" / "public_jobs")
 KINDS = ("PyTorchJob", "TrainJob")
-LICENCES = {"Apache-2.0", "BSD-3-Clause", "MIT-0", "MIT", "none"}
+LICENCES = {"Apache-2.0", "BSD-3-Clause", "CC-BY-SA-4.0", "MIT-0", "MIT", "none"}
 
 
 class Row(NamedTuple):
