@@ -33,7 +33,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/e2e/" in str(item.path):
             item.add_marker(pytest.mark.e2e)
-            item.add_marker(pytest.mark.timeout(300))
+            # A mark of the item's own would win over that of its module.
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(300))
 
 
 @pytest.fixture(scope="session")
