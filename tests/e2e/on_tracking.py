@@ -239,8 +239,9 @@ def test_offline_attempts_of_wandb_are_one_run_and_the_key_stays_in_its_secret(
 ) -> None:
     """The root of the pod is read-only. tests/frameworks/on_wandb.py sends what such attempts write."""
     packages = shared_root / namespace.namespace / "packages"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", str(packages)]
-    subprocess.run([*pip, "--only-binary=:all:", "--python-version=3.11", WANDB], check=True, timeout=LIMIT)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
+    python = ["--only-binary=:all:", "--python-version=3.11", "--target", str(packages)]
+    subprocess.run([*pip, *python, WANDB], check=True, timeout=LIMIT)
     job = example(namespace, images["trainer"], "offline", shared_root)
     del job.spec["envFrom"]
     secret = {"secretKeyRef": {"name": "wandb", "key": "WANDB_API_KEY"}}
