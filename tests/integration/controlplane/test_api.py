@@ -203,8 +203,8 @@ def test_kubectl_get_prints_the_state_of_a_job(kubectl: Kubectl) -> None:
     kubectl.apply(job({}))
     status = {
         "status": {
-            "phase": "Running", "queueName": "team-a", "ready": "3/3", "attempt": 2, "reason": "WorkersRunning", "restarts": {"total": 1},
-            "spares": 1,
+            "phase": "Running", "ready": "3/3", "attempt": 2, "reason": "WorkersRunning", "restarts": {"total": 1},
+            "spares": 1, "queueName": "team-a",
             "progress": {
                 "step": 130, "percent": 43.3, "loss": 0.31, "stepsPerSecond": 2.5, "eta": "2026-11-21T00:10:00Z",
             },
