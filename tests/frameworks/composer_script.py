@@ -1,10 +1,10 @@
 """A training as users of MosaicML Composer write it: nothing of ours is imported, and nothing is caught.
 
-composer_script.py FOLDER
+composer_script.py FOLDER [autoresume]
 
-It makes STEPS optimizer steps, saves every sixth in FOLDER/saved, and resumes by Composer's own `autoresume`. Rank 0
-writes its weights' sum, its step and the step that it resumed from to FOLDER/result.json. Variables change what is
-around the training:
+It makes STEPS optimizer steps, saves every sixth in FOLDER/saved, and resumes from the newest by `load_path` or by
+`autoresume`. Rank 0 writes its weights' sum, its step and the step that it resumed from to FOLDER/result.json.
+Variables change what is around the training:
 
 KILL: the rank that kills itself at step KILL_AT, unless it has resumed.
 FAIL: the rank that raises an error at that step of each attempt.
@@ -52,10 +52,10 @@ class Disturb(Callback):
                 raise ValueError("planted in the training")
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, autoresume: bool) -> None:
     torch.manual_seed(7)
     net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
-    rows, disturb = Rows(), Disturb()
+    rows, disturb, newest = Rows(), Disturb(), folder / "saved" / "latest-rank0.pt"
     trainer = Trainer(
         model=ComposerClassifier(net, num_classes=2),
         optimizers=torch.optim.AdamW(net.parameters(), lr=0.01),
@@ -66,7 +66,9 @@ def main(folder: Path) -> None:
         run_name="small",
         save_folder=str(folder / "saved"),
         save_interval=f"{EVERY}ba",
-        autoresume=True,
+        save_overwrite=not autoresume,
+        autoresume=autoresume,
+        load_path=str(newest) if newest.exists() and not autoresume else None,
         callbacks=[disturb],
         progress_bar=False,
     )
@@ -79,4 +81,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:] == ["autoresume"])

@@ -36,23 +36,23 @@ pytestmark = [
 ]
 
 
-def job(folder: Path, warm: str = "Auto", **variables: str) -> Path:
+def job(folder: Path, warm: str, *args: str, replicas: int = PODS, **variables: str) -> Path:
     """Returns the file of a job of the script, whose folder is this one too."""
     return job_file(
         folder,
-        replicas=PODS,
-        processesPerPod=RANKS,
+        replicas=replicas,
+        processesPerPod=PODS * RANKS // replicas,
         image="unused",
-        entrypoint={"script": str(SCRIPT), "args": [str(folder)]},
+        entrypoint={"script": str(SCRIPT), "args": [str(folder), *args]},
         env=[{"name": name, "value": value} for name, value in variables.items()],
         warmWorkers=warm,
         restart={"maxRestarts": 1},
     )
 
 
-def run(folder: Path, warm: str, **variables: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def run(folder: Path, job: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the script's result and the status of its job."""
-    status = dtj_run(folder, job(folder, warm, **variables), "--run-dir", str(folder / "run"))
+    status = dtj_run(folder, job, "--run-dir", str(folder / "run"))
     return result(folder), status
 
 
@@ -78,34 +78,38 @@ def under_composer(*args: str) -> None:
 def test_undisturbed_training_ends_as_under_its_own_launcher(
     warm: str, reference: dict[str, Any], tmp_path: Path
 ) -> None:
-    found, status = run(tmp_path / "whole", warm)
+    found, status = run(tmp_path, job(tmp_path, warm))
     assert (found["step"], found["resumed"]) == (STEPS, 0)
     assert found["sum"] == pytest.approx(reference["sum"], abs=1e-6)
-    assert status["restarts"]["total"] == 0
+    assert status["restarts"]["counted"] == 0
     if warm == "Auto":
         assert (status["progress"]["step"], status["progress"]["stepSource"]) == (STEPS, "Optimizer")
 
 
-@pytest.mark.parametrize("warm", ["Auto", "Never"])
-def test_killed_training_resumes_from_its_own_checkpoint(warm: str, reference: dict[str, Any], tmp_path: Path) -> None:
-    found, status = run(tmp_path / "killed", warm, KILL="3")
+@pytest.mark.parametrize(
+    ("warm", "replicas", "args"), [("Auto", PODS, ()), ("Never", PODS, ()), ("Auto", 1, ("autoresume",))]
+)
+def test_killed_training_resumes_from_its_own_checkpoint(
+    warm: str, replicas: int, args: tuple[str, ...], reference: dict[str, Any], tmp_path: Path
+) -> None:
+    """On several nodes with one save_folder, `autoresume` fails by itself: docs/trainer.md."""
+    found, status = run(tmp_path, job(tmp_path, warm, *args, replicas=replicas, KILL="3"))
     assert (found["step"], found["resumed"]) == (STEPS, KILL_AT // EVERY * EVERY)
     assert found["sum"] == pytest.approx(reference["sum"], abs=1e-6)
-    assert status["restarts"] == {"total": 1, "inPlace": 1, "pod": 0, "counted": 1}
-    assert [(one["rank"], one["signal"]) for one in status["failures"]] == [(3, "SIGKILL")]
+    assert status["restarts"]["counted"] == 1
+    assert any(failure["rank"] == 3 and failure["signal"] == "SIGKILL" for failure in status["failures"])
 
 
 @pytest.mark.parametrize("warm", ["Auto", "Never"])
 def test_failed_training_reports_its_own_error_and_leaves_nothing(warm: str, tmp_path: Path) -> None:
     logs: list[str] = []
-    folder = tmp_path / "failed"
-    status = dtj_run(folder, job(folder, warm, FAIL="1"), "--run-dir", str(folder / "run"), logs=logs, code=1)
+    status = dtj_run(tmp_path, job(tmp_path, warm, FAIL="1"), "--run-dir", str(tmp_path / "run"), logs=logs, code=1)
     assert (status["phase"], status["restarts"]["counted"]) == ("Failed", 1)
     failure = status["failures"][-1]
     assert (failure["rank"], failure["exitCode"]) == (1, 1)
     assert "ValueError: planted in the training" in failure["message"]
     assert logs[0].count("ValueError: planted in the training") >= 2, "once in the log of each attempt"
-    assert not processes_of(folder)
+    assert not processes_of(tmp_path)
 
 
 def test_ranks_of_its_launcher_in_the_command_get_all_variables_that_it_sets(tmp_path: Path) -> None:
