@@ -113,6 +113,7 @@ def test_failed_training_reports_its_own_error_and_leaves_nothing(warm: str, tmp
 
 
 def test_ranks_of_its_launcher_in_the_command_get_all_variables_that_it_sets(tmp_path: Path) -> None:
+    """PYTHONUNBUFFERED is the flag -u of the command that the ranks run."""
     script = tmp_path / "variables.py"
     script.write_text(VARIABLES)
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
@@ -129,4 +130,5 @@ def test_ranks_of_its_launcher_in_the_command_get_all_variables_that_it_sets(tmp
         set_by_composer = variables(theirs, rank).items() - ENVIRON.items()
         assert {"NODE_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"} <= dict(set_by_composer).keys()
         different = dict(set_by_composer - variables(ours, rank).items())
-        assert different.keys() <= {"MASTER_ADDR", "MASTER_PORT"} <= variables(ours, rank).keys()
+        assert different.keys() <= {"MASTER_ADDR", "MASTER_PORT", "PYTHONUNBUFFERED"}
+        assert {"MASTER_ADDR", "MASTER_PORT"} <= variables(ours, rank).keys()

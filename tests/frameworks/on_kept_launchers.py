@@ -57,4 +57,5 @@ def test_launcher_that_stays_starts_one_training_on_all_pods(name: str, tmp_path
     environ = {"DTJ_PROCESSES_PER_POD": str(RANKS), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     with running(tmp_path, PODS, placed(command, PODS), **environ) as group:
         assert [group.wait_exit(pod, 300) for pod in range(PODS)] == [0] * PODS, group.logs()
-        assert group.logs().count("ranks 4 sum 6") == PODS * RANKS, group.logs()
+        shown = 1 if name == "composer" else RANKS  # Composer shows the output of one rank of each node
+        assert group.logs().count("ranks 4 sum 6") == PODS * shown, group.logs()
