@@ -85,7 +85,7 @@ JOBS = {
     ),
     "a claim that is a path": (
         job_yaml().replace("claimName: shared", "claimName: /home"),
-        "spec.checkpoint.volume.claimName '/home': write a name",
+        "spec.checkpoint.volume.claimName: write a name of a-z, 0-9",
     ),
     "empty": ("", "empty; it must hold a DistributedTrainingJob"),
     "two jobs": (job_yaml() + "---\n" + job_yaml(), "holds 2 jobs; dtj run takes one"),

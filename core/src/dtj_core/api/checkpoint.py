@@ -14,7 +14,7 @@ from dtj_core.api.claim_template import ClaimTemplate
 # No empty, "." or ".." segment, so that a path has one spelling except for a trailing slash; and no
 # path of the system.
 PLAIN_PATH = r"(/[^/:]+)+/?"
-CLAIM_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"  # a claim of any other name can't exist
+CLAIM_NAME = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"  # a claim of any other name can't exist
 EVERY_STEPS = 100
 SYSTEM_PATH = r"(/tmp|/dev|/dev/shm|/dtj|/dtj/.*|(.*/)?\.\.?(/.*)?)/?"
 
@@ -64,7 +64,7 @@ class CheckpointVolume(Model):
     All pods of the job mount this volume.
     """
 
-    claim_name: Annotated[str, StringConstraints(max_length=253, pattern=CLAIM_NAME)] | None = None
+    claim_name: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = None
     """Name of a PersistentVolumeClaim in the job's namespace; ReadWriteMany if the job has more
     than one pod."""
     claim_template: ClaimTemplate | None = None
@@ -80,6 +80,12 @@ class CheckpointVolume(Model):
             ".filter(x, x).size() == 1",
             message="set exactly one of claimName, claimTemplate, hostPath and source",
             holds=lambda self: [self.claim_name, self.claim_template, self.host_path, self.source].count(None) == 3,
+        ),
+        Rule(
+            cel=f"!has(self.claimName) || self.claimName.matches(r'^{CLAIM_NAME}$')",
+            message="write a name of a-z, 0-9, '-' and '.', as every PersistentVolumeClaim has",
+            holds=lambda self: self.claim_name is None or bool(re.fullmatch(CLAIM_NAME, self.claim_name)),
+            field="claimName",
         ),
     )
 
