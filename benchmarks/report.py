@@ -115,6 +115,12 @@ def circumstances(trials: int, extra: str = "") -> str:
     return f"{time.strftime('%Y-%m-%d', time.gmtime())}: {', '.join(p for p in parts if p)}."
 
 
+def loads(trials: Iterable[Mapping[str, Any]]) -> str:
+    """Describes the load before the trials, each of which has `load`."""
+    found = [trial["load"] for trial in trials]
+    return f"Load before a trial: {statistics.median(found):.1f} (median), {max(found):.1f} (highest)."
+
+
 def _verdict(table: Table, arm: str, value: float) -> str:
     if arm not in table.target:
         return ""

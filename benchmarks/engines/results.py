@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.engines.arms import ARMS, OURS, Arm
 from benchmarks.engines.trial import HANG_SECONDS
 from benchmarks.ledger import Trial
-from benchmarks.report import Page, markdown
+from benchmarks.report import Page, loads, markdown
 
 KEY, TITLE = "kill", "SIGKILL to the first new step of the group"
 NOTE = (
@@ -35,7 +35,7 @@ def render(circumstances: str, trials: Sequence[Trial]) -> str:
     heads = ("engine", "killed", "launcher", "recovered", "hung", "ended", "median s", "worst s", "steps lost",
              "ranks after", "dtj run is")  # fmt: skip
     columns = dict.fromkeys(heads, "right") | dict.fromkeys(("engine", "killed", "launcher", "dtj run is"), "left")
-    return markdown(TITLE, columns, rows, f"{NOTE} {_loads(trials)} {_since(circumstances)}")  # type: ignore[arg-type]
+    return markdown(TITLE, columns, rows, f"{NOTE} {loads(trials)} {_since(circumstances)}")  # type: ignore[arg-type]
 
 
 def of(arm: Arm, trials: Sequence[Trial]) -> list[Trial]:
@@ -68,11 +68,6 @@ def _whole(trials: Sequence[Trial], key: str) -> str:
 
 def _cell(value: float) -> str:
     return f"≥ {HANG_SECONDS:g}" if value >= HANG_SECONDS else f"{value:.2f}"
-
-
-def _loads(trials: Sequence[Trial]) -> str:
-    loads = [trial["load"] for trial in trials]
-    return f"Load before a trial: {statistics.median(loads):.1f} (median), {max(loads):.1f} (highest)."
 
 
 def _since(circumstances: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.ledger import Trial
 from benchmarks.recovery.trials import LIMIT_SECONDS
-from benchmarks.report import Page, markdown
+from benchmarks.report import Page, loads, markdown
 from benchmarks.warm_restart.trial import FRAMEWORKS, PHASES
 
 KEY, TITLE = "warm", "SIGKILL of one rank to the first step resumed by all ranks"
@@ -37,7 +37,7 @@ def render(circumstances: str, trials: Sequence[Trial]) -> str:
         rows.append([*cells, *spans, _verdict(arm, own)])
     heads = ("framework", "resumed", "median s", "worst s", "median without load s", *PHASES, "target")
     columns = dict.fromkeys(heads, "right") | {"framework": "left", "target": "left"}
-    return markdown(TITLE, columns, rows, f"{NOTE} {_loads(trials)} {circumstances}")  # type: ignore[arg-type]
+    return markdown(TITLE, columns, rows, f"{NOTE} {loads(trials)} {circumstances}")  # type: ignore[arg-type]
 
 
 def without_load(trial: Trial) -> float:
@@ -53,11 +53,6 @@ def _verdict(arm: str, own: Sequence[float]) -> str:
     if arm not in TARGETS:
         return ""
     return f"≤ {TARGETS[arm]:g}: {'met' if statistics.median(own) <= TARGETS[arm] else 'missed'}"
-
-
-def _loads(trials: Sequence[Trial]) -> str:
-    loads = [trial["load"] for trial in trials]
-    return f"Load before a trial: {statistics.median(loads):.1f} (median), {max(loads):.1f} (highest)."
 
 
 class Report(Page):
