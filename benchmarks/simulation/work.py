@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.simulation.sizes import BACKWARD, BUCKET_MB, FORWARD, LAYERS, SAMPLES, SETTLING, STEPS, WIDTH
 from dtj_trainer.components.optimizer import OptimizerConfig
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.distributed.process_group import Group
@@ -21,14 +22,6 @@ from dtj_trainer.measure.rank_profile import measure_rank
 from dtj_trainer.strategies import DdpConfig
 from dtj_trainer.task import Task
 from dtj_trainer.trainer import Trainer
-
-WIDTH, LAYERS, SAMPLES = 512, 8, 4
-"""8.4 MB of gradients; samples of a rank."""
-FORWARD, BACKWARD = 0.002, 0.004
-"""Seconds of a layer's pause in each pass."""
-BUCKET_MB = 2.0
-SETTLING, STEPS = 10, 20
-"""Steps before those that are timed, and those of a trial."""
 
 
 class _Pause(torch.autograd.Function):
