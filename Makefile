@@ -209,6 +209,13 @@ benchmark-engines: venv ## kill a rank under each engine and its framework's own
 	@$(PY) -m benchmarks.engines --trials $(or $(TRIALS),10) --out benchmarks/engines/results.json
 	@$(PY) -m benchmarks.engines --render
 
+.PHONY: benchmark-scaling
+benchmark-scaling: venv ## train with 1, 2 and 4 ranks of each engine (as root); update its README and the page of claims (1 hour)
+	@for engine in horovod ray tensorflow; do ./hack/engines.sh --install $$engine; done
+	@$(PY) -m benchmarks.engines.scaling --trials $(or $(TRIALS),10) --out benchmarks/engines/results.json
+	@$(PY) -m benchmarks.engines --render
+	@$(PY) -m benchmarks.claims
+
 .PHONY: figures
 figures: venv ## train both examples and draw their curves into docs/figures
 	@$(PY) hack/figures.py

@@ -7,6 +7,8 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.engines import scaling
+from benchmarks.ledger import Ledger, Trial
 from benchmarks.report import Ratio, ratios
 from benchmarks.simulation.efficiency import KEY as EFFICIENCY
 from benchmarks.simulation.efficiency import Efficiency, efficiencies
@@ -16,7 +18,7 @@ BEATEN, REACHED = 1.05, 0.95
 """The measured ratio as a share of the claimed one, from which on a claim is beaten or reached."""
 SAME_LOSS = 0.99
 """Stands for REACHED where the claim is about a loss: other batches change it by as much."""
-NAMES = {page: f"../benchmarks/{page}/README.md" for page in ("communication", "trainer", "simulation")}
+NAMES = {page: f"../benchmarks/{page}/README.md" for page in ("communication", "engines", "trainer", "simulation")}
 HEAD = """\
 # Claims about distributed training, measured
 
@@ -55,6 +57,10 @@ class Claim:
             return None
         return statistics.median(ratios(rows, self.arm, self.reference, self.kind))
 
+    def condition(self) -> str:
+        """Returns the text behind the verdict."""
+        return self.because
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scaling(Claim):
@@ -76,6 +82,49 @@ class Scaling(Claim):
         return next((row for row in efficiencies(found.get("trials", [])) if row.ranks == self.ranks), None)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineScaling(Claim):
+    """The speed of many ranks of an engine, which is the arm: modelled, beside what fewer ranks have measured."""
+
+    ranks: int
+    page: str = "engines"
+    table: str = scaling.KEY
+    reference: str = "1 rank"
+    because: str = "modelled from the step of one rank, and the step and all-reduce of two"
+
+    def measured(self) -> float | None:
+        """Returns the modelled speed-up: so many ranks were not started."""
+        return next((row.modelled for row in self._rows() if row.ranks == self.ranks), None)
+
+    def condition(self) -> str:
+        """Returns the text behind the verdict, with the measured speed-ups."""
+        real = [f"{row.measured:.2f}x with {row.ranks} ranks" for row in self._rows() if row.measured is not None]
+        return f"{self.because}; measured on two nodes of a core: {', '.join(real)}"
+
+    def _rows(self) -> list[scaling.Speedup]:
+        return list(scaling.speedups(engine_trials(), self.arm))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HorovodBytes(Claim):
+    """The bytes that Horovod sends in a step, over those with its fp16 compression."""
+
+    page: str = "engines"
+    table: str = scaling.KEY
+    arm: str = "horovod"
+    reference: str = "Compression.none"
+
+    def measured(self) -> float | None:
+        """Returns the factor between two ranks."""
+        found = [trial for trial in engine_trials() if trial["arm"] == self.arm]
+        return scaling.saved(found) if found else None
+
+
+def engine_trials() -> list[Trial]:
+    """Returns the trials of the engines' scaling."""
+    return Ledger(Path(__file__).parent / "engines" / "results.json").trials(scaling.KEY)
+
+
 def _no_loss(text: str, table: str, arm: str, because: str) -> Claim:
     """Returns the claim that an arm ends at the loss of the run without compression."""
     return Claim(
@@ -91,6 +140,7 @@ def _no_loss(text: str, table: str, arm: str, because: str) -> Claim:
     )
 
 
+NAMED = {"horovod": "Horovod", "ray": "Ray Train", "tensorflow": "TensorFlow"}
 DDP, EACH, ALONE = "torch DDP", "one all-reduce per tensor, after backward", "no communication"
 CLAIMS = (
     Claim(
@@ -277,6 +327,20 @@ CLAIMS = (
         ranks=256,
         because="modelled on nodes of 8 ranks, with `communication.hierarchical`",
     ),
+    *(
+        EngineScaling(
+            text=f"{ranks} ranks of {NAMED[engine]} are {claimed:g} times as fast as one",
+            claimed=claimed,
+            arm=engine,
+            ranks=ranks,
+        )
+        for (engine, ranks), claimed in scaling.CLAIMED.items()
+    ),
+    HorovodBytes(
+        text="Horovod's fp16 compression halves what is sent",
+        claimed=2.0,
+        because="between two ranks, headers included",
+    ),
 )
 
 
@@ -293,9 +357,8 @@ def row(claim: Claim) -> str:
     if measured is None:
         return f"| {claim.text} | {claim.claimed:g}x | not measured yet | {where} |"
     found = f"{measured:.2f}x" if measured < 10 else f"{measured:.1f}x"
-    return (
-        f"| {claim.text} | {claim.claimed:g}x | {found} | **{verdict(claim, measured)}** ({where}): {claim.because} |"
-    )
+    judged = f"**{verdict(claim, measured)}** ({where}): {claim.condition()}"
+    return f"| {claim.text} | {claim.claimed:g}x | {found} | {judged} |"
 
 
 def rendered() -> str:

@@ -1,4 +1,4 @@
-"""The table of README.md. Only `--render` writes figures into the README."""
+"""The tables of README.md. Only `--render` writes figures into the README."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.engines import scaling
 from benchmarks.engines.arms import ARMS, OURS, Arm
 from benchmarks.engines.trial import HANG_SECONDS
 from benchmarks.ledger import Trial
@@ -75,15 +76,19 @@ def _since(circumstances: str) -> str:
     return re.sub(r"\d+ trials, ", "", circumstances)
 
 
+TABLES = {KEY: render, scaling.KEY: scaling.render}
+
+
 class Report(Page):
     """README.md and results.json of this folder."""
 
     def rendered(self) -> str:
-        """Returns the README with its table."""
-        return self.filled({KEY: TITLE}, lambda key, found: render(found["circumstances"], found["trials"]))
+        """Returns the README with its tables."""
+        titles = {KEY: TITLE, scaling.KEY: scaling.TITLE}
+        return self.filled(titles, lambda key, found: TABLES[key](found["circumstances"], found["trials"]))
 
     def update_readme(self) -> None:
-        """Writes the table into the README."""
+        """Writes the tables into the README."""
         self.readme.write_text(self.rendered())
 
 
