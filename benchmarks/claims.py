@@ -90,7 +90,7 @@ class EngineScaling(Claim):
     page: str = "engines"
     table: str = scaling.KEY
     reference: str = "1 rank"
-    because: str = "modelled from the step of one rank, and the step and all-reduce of two"
+    because: str = "modelled from the step of one rank, that of two, and all-reduces"
 
     def measured(self) -> float | None:
         """Returns the modelled speed-up: so many ranks were not started."""

@@ -12,11 +12,20 @@ from benchmarks.engines import arms, scaling
 CLAIM = claims.EngineScaling(text="8 ranks", claimed=7.8, arm="horovod", ranks=8)
 
 
+def reduces(two: float = 0.0, four: float = 0.0) -> dict[str, dict[str, float]]:
+    """Returns all-reduces of nearly no bytes that take so long with two and four ranks."""
+    much = int(scaling.MUCH) / 1e9
+    return {
+        "2": {scaling.LITTLE: two, scaling.MUCH: two + much},
+        "4": {scaling.LITTLE: four, scaling.MUCH: four + much},
+    }
+
+
 def trial(two: float, four: float = 0.2, number: int = 0) -> dict[str, Any]:
     """Returns a trial whose step of one rank takes 0.1 s, and whose link carries 1 GB a second without latency."""
     return {
         "arm": "horovod", "trial": number, "load": 0.5, "seconds": {"1": 0.1, "2": two, "4": four},
-        "reduce": {"4": 0.0, "1000000": 0.001}, "sent": {"none": 2e6, "fp16": 1e6},
+        "reduce": reduces(), "sent": {"none": 2e6, "fp16": 1e6},
     }  # fmt: skip
 
 
@@ -33,9 +42,21 @@ def test_step_of_two_ranks_beyond_the_model_is_in_proportion_to_the_bytes() -> N
     assert slow - fast == pytest.approx(0.01 * 2 * 7 / 8)
 
 
-def test_latency_counts_for_each_message_of_the_ring() -> None:
-    slow = trial(two=0.1) | {"reduce": {"4": 0.01, "1000000": 0.011}}
-    assert scaling.modelled(slow, 8) > scaling.modelled(trial(two=0.1), 8) + 14 * 0.005
+@pytest.mark.parametrize(
+    ("little", "expected"),
+    [
+        ((0.0, 0.0), 0.0),
+        ((0.0002, 0.0002), 0.0002),
+        ((0.0002, 0.0004), 0.0001 + 14 * 0.00005),
+        ((0.0002, 0.0018), 14 * 0.0001),
+        ((0.0002, 0.0), 0.0002),
+    ],
+    ids=["none", "all of it once", "both", "at most all of it", "four ranks were faster"],
+)
+def test_time_that_grows_with_the_ranks_counts_for_each_message(little: tuple[float, float], expected: float) -> None:
+    """Of the last bucket, which nothing hides: the bandwidth's part is that of a link without latency."""
+    bare = scaling.modelled(trial(two=0.0), 8)
+    assert scaling.modelled(trial(two=0.0) | {"reduce": reduces(*little)}, 8) == pytest.approx(bare + expected)
 
 
 def test_speedups_are_medians_of_trials_and_modelled_where_nothing_was_started() -> None:
