@@ -85,7 +85,7 @@ FILES = {
 class Pod:
     """A pod's rank, and the head that it is to join."""
 
-    def __init__(self, folder: Path, preload: str = "modules") -> None:
+    def __init__(self, folder: Path, preload: str = "modules", temporary: str = "/tmp") -> None:
         self.folder = folder
         self.head = socket.create_server(("127.0.0.1", 0))
         address: Address = ("127.0.0.1", self.head.getsockname()[1])
@@ -96,7 +96,7 @@ class Pod:
         shutil.copy(shutil.which("sleep") or "", folder / "raylet")
         engine, inherited = engines.load("ray"), {"DTJ_PRELOAD": preload}
         where = place(members=(address, ("127.0.0.1", 1)), local_rank=0)
-        environ = {**os.environ, **engine.environment(where, inherited), "PYTHONPATH": str(folder), "TMPDIR": "/tmp"}
+        environ = {**os.environ, **engine.environment(where, inherited), "PYTHONPATH": str(folder), "TMPDIR": temporary}
         with (folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
                 engine.command(where, [sys.executable, "train.py"]), cwd=folder, env=environ, stderr=log,
@@ -239,6 +239,18 @@ def test_no_worker_is_forked_from_a_process_whose_imports_have_drawn_ids(tmp_pat
         for _ in range(2):
             assert pod.setup("3").communicate(timeout=60)[0].startswith("own [")
         assert pod.log.count("an import has drawn from Ray's random numbers") == 1
+    finally:
+        pod.close()
+
+
+def test_node_starts_without_forks_where_no_socket_can_be(tmp_path: Path) -> None:
+    """The path of a socket has at most 107 bytes."""
+    temporary = tmp_path / ("t" * 110)
+    temporary.mkdir()
+    pod = Pod(tmp_path, temporary=str(temporary))
+    try:
+        assert pod.wait_start(1)["script"] == "setup_worker.py"  # Ray's own
+        assert "dtj: Ray's workers are not forked: AF_UNIX path too long" in pod.log
     finally:
         pod.close()
 

@@ -56,13 +56,18 @@ def start(modules: Sequence[str]) -> str:
     own = os.path.join(os.path.dirname(ray.origin or ""), "_private", "workers", SCRIPT) if ray is not None else ""
     if not os.path.exists(own):
         return ""
-    folder = tempfile.mkdtemp(prefix="dtj-ray-")
-    script = os.path.join(folder, SCRIPT)
-    with open(script, "wb") as file:  # the agent may be a zipapp
-        file.write(pkgutil.get_data("dtj_agent.ray_node", SCRIPT) or b"")
-    os.symlink(own, os.path.join(folder, OWN_SCRIPT))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(os.path.join(folder, SOCKET))
+    try:
+        folder = tempfile.mkdtemp(prefix="dtj-ray-")
+        script = os.path.join(folder, SCRIPT)
+        with open(script, "wb") as file:  # the agent may be a zipapp
+            file.write(pkgutil.get_data("dtj_agent.ray_node", SCRIPT) or b"")
+        os.symlink(own, os.path.join(folder, OWN_SCRIPT))
+        listener.bind(os.path.join(folder, SOCKET))
+    except OSError as error:
+        listener.close()
+        print("dtj: Ray's workers are not forked: %s" % error, file=sys.stderr, flush=True)
+        return ""
     listener.listen(128)
     owner = os.getpid()
     between = os.fork()

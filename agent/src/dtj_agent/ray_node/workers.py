@@ -26,6 +26,7 @@ MODULES = (
 )  # fmt: skip
 MESSAGE_BYTES = 1024 * 1024
 LOOK_SECONDS = 1.0
+DRAW_SECONDS = 10.0
 OOM_SCORE = "RAY_worker_oom_score_adjustment"
 """1000 without it, as for the workers that a raylet starts."""
 # A library that counts GPUs while it is imported must not open CUDA, which would be of no use in a fork.
@@ -169,7 +170,7 @@ def random_class_ids() -> Iterator[None]:
 
 
 def are_equal() -> bool:
-    """Returns whether two forks of this process would draw the same ids, or can't be compared."""
+    """Returns whether two forks of this process would draw the same ids, or can't be compared in time."""
     drawn = []
     for _ in range(2):
         reader, writer = os.pipe()
@@ -181,10 +182,12 @@ def are_equal() -> bool:
             finally:
                 os._exit(0)
         os.close(writer)
-        with os.fdopen(reader, "rb") as answer:
-            drawn.append(answer.read())
+        is_answered = select.select([reader], [], [], DRAW_SECONDS)[0]
+        drawn.append(os.read(reader, 4096) if is_answered else b"")
+        os.close(reader)
+        os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    return not drawn[0] or drawn[0] == drawn[1]
+    return not all(drawn) or drawn[0] == drawn[1]
 
 
 def become(request: Request, streams: List[int]) -> NoReturn:
