@@ -18,6 +18,21 @@ def script(*directives: str, body: str = SRUN) -> str:
     return "\n".join(["#!/bin/bash", *(f"#SBATCH {one}" for one in directives), body, ""])
 
 
+def assert_carried(text: str, fields: dict[str, Any], texts: list[str]) -> None:
+    """Checks that the job has these fields, the notes have these texts, and no line of the script is lost."""
+    draft = one(text, "train_7b.sbatch", image=IMAGE)
+    assert {path: at(draft.job, path) for path in fields} == fields
+    for each in texts:
+        assert each in notes(draft)
+    assert lost_lines(text, draft) == []
+
+
+def assert_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        one(text, image=IMAGE)
+    assert message in str(refused.value)
+
+
 # name: (script, fields of the job, texts of its notes)
 CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "nodes": (script("--nodes=4"), {"spec.replicas": 4}, ["line 2 --nodes (4): spec.replicas"]),
@@ -338,18 +353,12 @@ REFUSED: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize(("text", "fields", "texts"), CARRIED.values(), ids=CARRIED)
 def test_line_is_carried_or_noted(text: str, fields: dict[str, Any], texts: list[str]) -> None:
-    draft = one(text, "train_7b.sbatch", image=IMAGE)
-    assert {path: at(draft.job, path) for path in fields} == fields
-    for each in texts:
-        assert each in notes(draft)
-    assert lost_lines(text, draft) == []
+    assert_carried(text, fields, texts)
 
 
 @pytest.mark.parametrize(("text", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_is_no_single_training_is_refused(text: str, message: str) -> None:
-    with pytest.raises(InputError) as refused:
-        one(text, image=IMAGE)
-    assert message in str(refused.value)
+    assert_refused(text, message)
 
 
 def test_gpus_that_no_directive_names_come_from_the_flag() -> None:

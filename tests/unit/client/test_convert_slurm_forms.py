@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from dtj.errors import InputError
-from tests.unit.client.converted import IMAGE, at, lost_lines, notes, one
-from tests.unit.client.test_convert_slurm import CONTAINER, SRUN, script
+from tests.unit.client.converted import IMAGE, at, notes, one
+from tests.unit.client.test_convert_slurm import CONTAINER, SRUN, assert_carried, assert_refused, script
 
 TRAIN = {"script": "train.py"}
 # name: (script, fields of the job, texts of its notes)
@@ -93,18 +92,12 @@ REFUSED: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize(("text", "fields", "texts"), CARRIED.values(), ids=CARRIED)
 def test_rare_form_is_carried_or_noted(text: str, fields: dict[str, Any], texts: list[str]) -> None:
-    draft = one(text, "train_7b.sbatch", image=IMAGE)
-    assert {path: at(draft.job, path) for path in fields} == fields
-    for each in texts:
-        assert each in notes(draft)
-    assert lost_lines(text, draft) == []
+    assert_carried(text, fields, texts)
 
 
 @pytest.mark.parametrize(("text", "message"), REFUSED.values(), ids=REFUSED)
 def test_program_that_no_pod_would_have_is_refused(text: str, message: str) -> None:
-    with pytest.raises(InputError) as refused:
-        one(text, image=IMAGE)
-    assert message in str(refused.value)
+    assert_refused(text, message)
 
 
 def test_script_in_python_is_converted_with_its_command() -> None:

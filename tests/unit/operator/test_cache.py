@@ -13,6 +13,7 @@ from dtj_contract import names
 from dtj_core.plan.model import Object
 from dtj_operator import errors
 from dtj_operator.kube.cache.cache import Cache, window
+from dtj_operator.kube.cache.store import Table
 from dtj_operator.kube.resources import JOB, POD, Resource
 from dtj_operator.metrics import Metrics
 from dtj_operator.workqueue import Priority, WorkQueue
@@ -192,14 +193,20 @@ def test_hundred_changes_of_pods_within_a_window_are_one_reconcile() -> None:
     run(main())
 
 
+def cache_of_a_job(woken: list[Any]) -> tuple[Cache, Table]:
+    """Returns a cache that has job j, and its table. Adds the jobs that are woken to `woken`."""
+    cache = Cache(Mock(), (), Mock(), lambda key, seconds: woken.append(key))
+    for each in cache._reflectors:
+        each.listed.set()
+    jobs = cache.tables[JOB]
+    jobs.replace(None, [stored("j", 100)], "100")
+    return cache, jobs
+
+
 def test_own_status_write_wakes_nobody_and_a_foreign_one_does() -> None:
     async def main() -> None:
         woken: list[Any] = []
-        cache = Cache(Mock(), (), Mock(), lambda key, seconds: woken.append(key))
-        for each in cache._reflectors:
-            each.listed.set()
-        jobs = cache.tables[JOB]
-        jobs.replace(None, [stored("j", 100)], "100")
+        cache, jobs = cache_of_a_job(woken)
 
         def shown(version: int, phase: str) -> None:
             cache.changed(jobs, jobs.event(None, "MODIFIED", stored("j", version, status={"phase": phase})))
@@ -224,11 +231,7 @@ def test_own_status_write_wakes_nobody_and_a_foreign_one_does() -> None:
 def test_change_that_the_watch_shows_during_a_status_write_is_not_lost() -> None:
     """Its own write may have failed because of it, and the retry is up to five minutes away."""
     woken: list[Any] = []
-    cache = Cache(Mock(), (), Mock(), lambda key, seconds: woken.append(key))
-    for each in cache._reflectors:
-        each.listed.set()
-    jobs = cache.tables[JOB]
-    jobs.replace(None, [stored("j", 100)], "100")
+    cache, jobs = cache_of_a_job(woken)
 
     def write(error: Exception, *shown: Object) -> None:
         with cache.status_write(KEY):
