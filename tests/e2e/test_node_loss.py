@@ -56,7 +56,7 @@ def test_two_of_three_nodes_that_stop_at_once_cost_one_attempt(
         start(*nodes)
     status = job.wait("Complete", 240)["status"]
     assert_resumed(job, undisturbed, 2)
-    assert (status["attempt"], status["restarts"]["counted"]) == (before + 1, 0), status["recoveries"]
+    assert status["attempt"] == before + 1, status["recoveries"]
 
 
 def start(*nodes: str) -> None:
