@@ -191,3 +191,18 @@ def test_completed_work_ends_the_job_before_a_charge_could_fail_it() -> None:
         harness.join(ordinal, generation=1, state="done", attempt=5)
     final = harness.coordinator.outcome
     assert (final and final["reason"]) == "AllWorkersSucceeded"
+
+
+def test_agents_that_the_restart_of_their_nodes_ended_cost_no_budget() -> None:
+    """Power fails in the whole rack, which is not the job's fault; whichever pod is back first leads."""
+    old = CoordinatorHarness(2, max_restarts=0).running()
+    for first, second in ((0, 1), (1, 0)):
+        harness = CoordinatorHarness(2, old.coordinator.history.copy(), ordinal=first, max_restarts=0)
+        broke = {"attempt": 1, "silence": 0.0, "ago": 0.0, "step": 30, "leader": 0}
+        for ordinal in (first, second):
+            harness.join(ordinal, incarnation="new", crashed=True, rebooted=True, attempt=1, interrupted=broke)
+        after = harness.coordinator.history
+        assert harness.coordinator.outcome is None
+        assert (after.attempt, after.restarts["counted"]) == (2, 0)
+        assert {f["reason"] for f in after.failures} == {"NodeLost"}
+        assert after.failures[0]["message"].endswith("was lost with its node, which has restarted")

@@ -33,6 +33,17 @@ def test_state_and_outcome_are_loaded_for_the_same_job_only(tmp_path: Path) -> N
     assert state_file.load_state(folder, "uid") == {}
 
 
+def test_state_shows_that_the_node_has_restarted_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, boot_id = str(tmp_path / "state"), tmp_path / "boot_id"
+    state_file.save_state(folder, {"uid": "uid"})
+    assert not state_file.load_state(folder, "uid")["rebooted"], "the same boot of this machine"
+    boot_id.write_text("7f4b8b2e-0000-4000-8000-000000000000\n")
+    monkeypatch.setattr(state_file, "BOOT_ID", str(boot_id))
+    assert state_file.load_state(folder, "uid")["rebooted"]
+    (tmp_path / "state" / names.STATE_FILE).write_text('{"uid": "uid"}')
+    assert not state_file.load_state(folder, "uid")["rebooted"], "an agent of an earlier version saved no boot"
+
+
 def test_failed_write_of_the_termination_message_returns_why(tmp_path: Path) -> None:
     assert state_file.write_termination_message(str(tmp_path / "t"), b"x") is None
     assert "No such file" in (state_file.write_termination_message(str(tmp_path / "no" / "t"), b"x") or "")

@@ -220,6 +220,12 @@ def test_state_file_shows_that_the_previous_agent_crashed(state: str, crashed: b
     assert (again.crashed, again.attempt, again.state) == (crashed, 3, "done" if state == "done" else "idle")
 
 
+def test_restart_of_the_node_is_reported_until_the_next_attempt() -> None:
+    again = new({**at("running").saved(), "rebooted": True})
+    assert again.hello(NOW)["rebooted"]
+    assert not new({**at("idle").saved(), "rebooted": True}).hello(NOW)["rebooted"], "nothing ran"
+
+
 @pytest.mark.parametrize("state", ["idle", "done"])
 def test_outcome_is_written_and_acknowledged_before_the_exit(state: str) -> None:
     one = at(state)

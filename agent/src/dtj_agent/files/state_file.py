@@ -12,6 +12,8 @@ from dtj_contract import names
 
 Json = Dict[str, Any]
 
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
 
 class StateDir:
     """The state and outcome of one job's agent, and the termination message. A failed write is logged, not raised."""
@@ -56,13 +58,14 @@ class StateDir:
 def load_state(folder: str, uid: str) -> Json:
     """Returns the state that the previous agent saved, `{}` if there is none or it is another job's.
 
-    Raises SettingsError if the file can't be read.
+    `rebooted`: the node has restarted since then. Raises SettingsError if the file can't be read.
     """
-    return _read(os.path.join(folder, names.STATE_FILE), uid) or {}
+    state = _read(os.path.join(folder, names.STATE_FILE), uid)
+    return {} if state is None else {**state, "rebooted": state.get("boot") not in (None, _boot_id())}
 
 
 def save_state(folder: str, state: Json) -> None:
-    _replace(os.path.join(folder, names.STATE_FILE), json.dumps(state).encode())
+    _replace(os.path.join(folder, names.STATE_FILE), json.dumps({**state, "boot": _boot_id()}).encode())
 
 
 def load_outcome(folder: str, uid: str) -> Optional[Json]:
@@ -95,6 +98,15 @@ def write_termination_message(path: str, message: bytes) -> Optional[str]:
     return None
 
 
+def _boot_id() -> Optional[str]:
+    """Returns what the kernel draws at each start (proc_sys_kernel(5)); None where there is no such file."""
+    try:
+        with open(BOOT_ID) as file:
+            return file.read().strip() or None
+    except OSError:
+        return None
+
+
 def _read(path: str, uid: str) -> Optional[Json]:
     try:
         with open(path, "rb") as file:
@@ -109,7 +121,10 @@ def _read(path: str, uid: str) -> Optional[Json]:
 
 
 def _replace(path: str, data: bytes) -> None:
-    """Replaces the file. Needs no fsync: the page cache survives everything that the state dir survives."""
+    """Replaces the file, without fsync: the page cache survives all that the state dir survives, except a power loss.
+
+    After a power loss, an older state or none is read. The lease on the checkpoint volume keeps its attempts apart.
+    """
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path + ".new", "wb") as file:
         file.write(data)

@@ -127,7 +127,8 @@ class Attempt:
 
     def return_failure(self, hello: Json, reason: str, now: Now) -> Json:
         """Returns the failure of a member that is back in its pod: its agent or connection had died."""
-        loss = self._loss(hello["ordinal"], hello["incarnation"], hello["pod"], hello["node"], reason)
+        detail = ", which has restarted" if reason == Reason.NODE_LOST else ""
+        loss = self._loss(hello["ordinal"], hello["incarnation"], hello["pod"], hello["node"], reason, detail)
         if reason == Reason.AGENT_CRASHED:
             self._crashed[hello["ordinal"]] = loss._replace(address=hello["address"])
         return root_cause.loss_failure(hello["ordinal"], loss, self.number, now)

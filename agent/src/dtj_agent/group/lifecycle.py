@@ -228,8 +228,7 @@ class AttemptLifecycle:
         if not isinstance(broke, dict) or broke.get("attempt") != self.history.attempt:
             return
         if self.recovery is None and self.phase == PHASE_RENDEZVOUS:
-            # The coordinator itself was lost. The members that it left behind have stopped, and
-            # their hellos report when.
+            # The coordinator itself was lost. The hellos of its members report when they stopped.
             self.recovery = RecoveryTimer.after_lost_coordinator(broke, self.goodput.last_step, now)
             self.phase_reason = Reason.POD_LOST
             self._lost_leader = int(number(broke.get("leader")))
@@ -237,7 +236,9 @@ class AttemptLifecycle:
         if recovery is None or recovery.attempt:
             return
         same_agent = loss is not None and loss.incarnation == hello["incarnation"]
-        if hello["crashed"]:  # its agent died, not the pod
+        if hello.get("rebooted") is True:
+            self._explain(recovery, hello, Reason.NODE_LOST, now)
+        elif hello["crashed"]:  # its agent died, not the pod
             killed = loss is not None and loss.reason == Reason.OOM_KILLED
             killed = killed or self.history.lists(broke["attempt"], hello["ordinal"], Reason.OOM_KILLED)
             self._explain(recovery, hello, Reason.OOM_KILLED if killed else Reason.AGENT_CRASHED, now)

@@ -104,6 +104,8 @@ class Member:
         """The previous agent of this pod died while workers ran."""
         self.terminated = self.state == IDLE and saved.get("terminated") is True
         """SIGTERM ended the previous agent of this pod while workers ran, and the pod stayed."""
+        self.rebooted = (self.crashed or self.terminated) and saved.get("rebooted") is True
+        """The node has restarted since then."""
         self.promised = int(saved.get("promised") or 0)
         """No start below this number is followed: a coordinator has been promised that."""
         self.remembers = bool(saved.get("remembers", self.attempt > 0)) or final is not None
@@ -164,8 +166,8 @@ class Member:
             "type": "hello", "version": PROTOCOL_VERSION, "uid": me.uid, "ordinal": me.ordinal,
             "incarnation": me.incarnation, "pod": me.pod, "node": me.node, "address": me.address, "port": self.port,
             "state": self.state, "attempt": self.attempt, "history": self.history.to_json(), "outcome": self.outcome,
-            "crashed": self.crashed, "terminated": self.terminated, "interrupted": interrupted,
-            "promised": self.promised, "remembers": self.remembers, "held": self.held,
+            "crashed": self.crashed, "terminated": self.terminated, "rebooted": self.rebooted,
+            "interrupted": interrupted, "promised": self.promised, "remembers": self.remembers, "held": self.held,
             RANK_ZERO_DONE: self._rank_zero_done,
         }  # fmt: skip
 
@@ -296,7 +298,7 @@ class Member:
             evidence = {"rank": message["nodeRank"], "exitCode": code, "logTail": why, "oom": False}
             return [Log(why), SendToCoordinator({"type": "failed", "attempt": attempt, "failures": [evidence]})]
         self.attempt, self.state, self.crashed = attempt, RUNNING, False
-        self.terminated, self.remembers, self.held = False, True, None
+        self.terminated, self.rebooted, self.remembers, self.held = False, False, True, None
         self._led_by = int(number(message.get("leader")))
         self._broken_at, self._all_succeeded, self._step = None, False, None
         self.history = History.from_json(message["history"])

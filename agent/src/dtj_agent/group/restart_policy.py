@@ -15,7 +15,7 @@
 | ended in a pod that stayed             |                                                             |
 | a pod lost for an unknown reason       | free; waits from the fourth time without progress on        |
 | a pod preempted, drained, deleted, or  | free: not the training's fault                              |
-| lost with its node                     |                                                             |
+| lost with its node, or by its restart  |                                                             |
 
 A counted restart takes one from the budget: at most `max_restarts` within any `window` seconds, or
 the job fails. After `max_without_progress` counted restarts without progress the job fails too,
