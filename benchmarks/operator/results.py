@@ -38,7 +38,7 @@ NOTES = {
         " the client alone."
     ),
     "listening": (
-        "The age is how old the progress in a status is before it is written again; the worst of all jobs. `floor` is a"
+        "The age is how old the progress in a status is before it is written again. Both worst ages are those of all jobs and trials. `floor` is a"
         " client alone, after the operator's end in each trial: it writes as many statuses a second of the same jobs"
         " with the same HTTP client, and follows the jobs by a watch; it has no agents, no other cache and no plan."
         " Writes and reads are those about jobs: for its lease and its claim a leader makes 0.7 writes and 0.4 reads"
@@ -67,6 +67,10 @@ def render(key: str, found: Mapping[str, Any]) -> str:
 def _median(trials: Sequence[Trial], name: str) -> float | None:
     values = [trial[name] for trial in trials if name in trial]
     return statistics.median(values) if values else None
+
+
+def _worst(trials: Sequence[Trial], name: str) -> float:
+    return max(float(trial[name]) for trial in trials)
 
 
 def _cell(trials: Sequence[Trial], name: str, digits: int = 1, scale: float = 1.0) -> str:
@@ -153,17 +157,17 @@ def _listening(rows: Mapping[str, list[Trial]]) -> list[str]:
             _met(_median(trials, "cpu"), 0.1 * share, f"{10 * share:g} %"),
             _met(_median(trials, "writes_per_second"), 40 * share, f"{40 * share:g} writes"),
             _met(_median(trials, "reads_per_second"), 0, "0 reads"),
-            _met(_median(trials, "progress_age_worst"), 30, "30 s"),
-            _met(_median(trials, "failure_age_worst"), 1, "1 s"),
+            _met(_worst(trials, "progress_age_worst"), 30, "30 s"),
+            _met(_worst(trials, "failure_age_worst"), 1, "1 s"),
         ]
         floor = [trial for trial in trials if "floor_cpu" in trial]
         beside = [trial["cpu"] / trial["floor_cpu"] for trial in floor]
         cells = [f"{int(arm):,}", str(len(trials)), _cell(trials, "cpu", 1, 100) + " %"]
         cells += [_cell(floor, "floor_cpu", 1, 100) + " %", f"{statistics.median(beside):.2f}x"] if floor else ["", ""]
         cells.append(_cell(trials, "writes_per_second"))
-        names = ("reads_per_second", "progress_age_median", "progress_age_worst")
-        cells += [_cell(trials, name) for name in names]
-        cells += [_cell(trials, name, 2) for name in ("failure_age_median", "failure_age_worst")]
+        cells += [_cell(trials, name) for name in ("reads_per_second", "progress_age_median")]
+        cells += [f"{_worst(trials, 'progress_age_worst'):.1f}", _cell(trials, "failure_age_median", 2)]
+        cells += [f"{_worst(trials, 'failure_age_worst'):.2f}"]
         out.append([*cells, _cell(trials, "rss", 0), "; ".join(targets)])
     return _table(head, out)
 

@@ -59,7 +59,9 @@ def test_listening_is_judged_in_proportion_to_its_jobs() -> None:
         "cpu": 0.15, "writes_per_second": 70.0, "reads_per_second": 0.0, "progress_age_median": 27.0,
         "progress_age_worst": 29.0, "failure_age_median": 0.1, "failure_age_worst": 1.2, "rss": 100.0,
     }  # fmt: skip
-    found = table("listening", {"arm": "1000", "trial": 0, **trial}, {"arm": "2000", "trial": 0, **trial})
+    prompt = {**trial, "failure_age_worst": 0.2}
+    arms = [("1000", 0, trial), ("1000", 1, prompt), ("1000", 2, prompt), ("2000", 0, trial)]
+    found = table("listening", *({"arm": arm, "trial": number, **each} for arm, number, each in arms))
     assert "≤ 10 %: missed; ≤ 40 writes: missed; ≤ 0 reads: met; ≤ 30 s: met; ≤ 1 s: missed" in found
     assert "≤ 20 %: met; ≤ 80 writes: met" in found
 
