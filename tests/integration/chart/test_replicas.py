@@ -88,6 +88,12 @@ def test_rights_on_leases_go_with_what_needs_them() -> None:
     assert election["metadata"]["namespace"] == NAMESPACE
 
 
+def test_release_without_rights_on_roles_creates_none_but_those_of_helm_test() -> None:
+    everything = {"rbac.create": False, "kueue.enabled": True, "metrics.authentication.enabled": True}
+    roles = [d for d in render(everything) if d["apiVersion"].startswith("rbac.")]
+    assert [d["kind"] for d in roles if "helm.sh/hook" not in d["metadata"].get("annotations", {})] == []
+
+
 def test_leader_election_values_reach_the_operator(tmp_path: Path) -> None:
     options = arguments_of(render(release="blue"), tmp_path)
     assert options.leader_election
