@@ -38,8 +38,9 @@ NOTES = {
         " the client alone."
     ),
     "listening": (
-        "The age is how old the progress in a status is before it is written again. Both worst ages are those of all jobs and trials. `floor` is a"
-        " client alone, after the operator's end in each trial: it writes as many statuses a second of the same jobs"
+        "The age is how old the progress in a status is before it is written again. Both worst ages are those of all"
+        " jobs and trials. `floor` is a client alone, after the operator's end in each trial: it writes as many"
+        " statuses a second of the same jobs"
         " with the same HTTP client, and follows the jobs by a watch; it has no agents, no other cache and no plan."
         " Writes and reads are those about jobs: for its lease and its claim a leader makes 0.7 writes and 0.4 reads"
         " a second, however many jobs there are."
