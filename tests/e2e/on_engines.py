@@ -37,7 +37,7 @@ found = 0
 for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
     pid = int(path.parent.name)
     try:
-        if b"dtj_agent.ray_node" in path.read_bytes() and os.getsid(pid) == pid:
+        if pid != os.getpid() and b"dtj_agent.ray_node" in path.read_bytes() and os.getsid(pid) == pid:
             os.kill(pid, signal.SIGKILL)
             found += 1
     except OSError:
