@@ -112,7 +112,7 @@ class Operator:
         self.client = Client(login, metrics.request, fence=self.leader.fence)
         self.agents = AgentClient(options.settings, count=lambda result: metrics.agent_requests.labels(result).inc())
         metrics.watch_keys(self.agents.with_previous_key)
-        self.listeners = AgentListeners(self.agents, self.queue.add)
+        self.listeners = AgentListeners(self.agents, self.queue.add_after)
         metrics.watch_listeners(lambda: self.listeners.count(silent=False), lambda: self.listeners.count(silent=True))
         self.cache = Cache(self.client, options.namespaces, metrics, self._wake, kinds_for(options.settings))
         for resource, table in self.cache.tables.items():

@@ -61,7 +61,7 @@ class Network:
         """Of the last key."""
         self.listeners = AgentListeners(client, self._enqueue, **options)
 
-    def _enqueue(self, key: tuple[str, str], priority: Priority) -> None:
+    def _enqueue(self, key: tuple[str, str], delay: float, priority: Priority) -> None:
         self.enqueued.update([key])
         self.priority = priority
 

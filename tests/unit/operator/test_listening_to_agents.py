@@ -78,7 +78,7 @@ def watching(folder: Path, replicas: int, test: Callable[[Watched], Awaitable[No
     async def main(group: Pods) -> None:
         client = AgentClient(settings(group.port), seconds=2.0)
         queued: list[Watched] = []
-        listeners = AgentListeners(client, lambda key, priority: queued[0].queued.set(), wait_seconds=wait_seconds)
+        listeners = AgentListeners(client, lambda *_: queued[0].queued.set(), wait_seconds=wait_seconds)
         queued.append(Watched(group, listeners))
         await listeners.start()
         try:

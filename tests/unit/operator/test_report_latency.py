@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from typing import Any
 
 from dtj_core.plan.model import Object
@@ -62,7 +63,7 @@ class Operator:
     def __init__(self, jobs: int) -> None:
         self.client = Client()
         self.queue: WorkQueue[Key] = WorkQueue(Counter())
-        self.listeners = AgentListeners(self.client, self.queue.add, uniform=random.Random(1).uniform)
+        self.listeners = AgentListeners(self.client, self.queue.add_after, uniform=random.Random(1).uniform)
         self.api = asyncio.Lock()
         self.writes: list[tuple[float, Key, Object]] = []
         """Time, job and page."""
@@ -162,3 +163,16 @@ def test_page_that_is_dropped_between_two_requests_is_asked_for_at_once() -> Non
         assert heard() is not None
 
     operating(test, jobs=1)
+
+
+def test_progress_is_written_in_groups_once_a_second() -> None:
+    """A write that stands alone costs the operator more CPU than one of several."""
+
+    async def test(operator: Operator) -> None:
+        await asyncio.sleep(3.5 * WAIT_SECONDS)
+        times = [time for time, _, _ in operator.writes if time > 1.5 * WAIT_SECONDS]
+        assert len(times) > JOBS
+        groups = sum(later - earlier > 2 * WRITE_SECONDS for earlier, later in pairwise(times))
+        assert groups <= 2 * WAIT_SECONDS + 1
+
+    operating(test)

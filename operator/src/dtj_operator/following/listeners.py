@@ -29,6 +29,8 @@ FRESH_SEARCHES = 64
 SILENT_SEARCHES = 16
 """Searches at a time for agents that did not answer the last one."""
 STOP_SECONDS = 1.0
+PROGRESS_SECONDS = 1.0
+"""Progress is reconciled once in this time: writes that follow one another cost a quarter less CPU than single ones."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,14 +45,14 @@ class _Following:
 class AgentListeners:
     """Follows the agents of every job that `observe` is called for.
 
-    `enqueue`: called with the key of a job whose agents have something new, and its priority. Listens from `start`
-    until `stop`, which an operator may call again and again as it begins and ceases to lead.
+    `enqueue`: called with the key of a job whose agents have something new, the seconds until it is to be reconciled,
+    and its priority. Listens from `start` until `stop`, which an operator may call again and again as it begins and ceases to lead.
     """
 
     def __init__(
         self,
         client: AgentClient,
-        enqueue: Callable[[Key, Priority], None],
+        enqueue: Callable[[Key, float, Priority], None],
         *,
         wait_seconds: float = WAIT_SECONDS,
         poll_seconds: float = POLL_SECONDS,
@@ -122,7 +124,7 @@ class AgentListeners:
         listener = Listener(
             self._client,
             self._slots,
-            lambda priority: self._enqueue(key, priority),
+            lambda priority: self._report(key, priority),
             wanted,
             wait_seconds=self._wait_seconds,
             poll_seconds=self._poll_seconds,
@@ -131,6 +133,12 @@ class AgentListeners:
         task = asyncio.get_running_loop().create_task(_run(key, listener), name="agents of " + "/".join(key))
         task.add_done_callback(lambda task: self._ended(key, task))
         return _Following(uid, listener, task)
+
+    def _report(self, key: Key, priority: Priority) -> None:
+        """Enqueues a job that has changed now, and one with mere progress together with others."""
+        now = asyncio.get_running_loop().time()
+        delay = PROGRESS_SECONDS - now % PROGRESS_SECONDS if priority == Priority.AGAIN else 0.0
+        self._enqueue(key, delay, priority)
 
     def _ended(self, key: Key, task: asyncio.Task[None]) -> None:
         """Drops a listener that a bug has ended. The job's next reconcile starts another."""
