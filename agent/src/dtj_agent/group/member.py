@@ -298,7 +298,8 @@ class Member:
             evidence = {"rank": message["nodeRank"], "exitCode": code, "logTail": why, "oom": False}
             return [Log(why), SendToCoordinator({"type": "failed", "attempt": attempt, "failures": [evidence]})]
         self.attempt, self.state, self.crashed = attempt, RUNNING, False
-        self.terminated, self.rebooted, self.remembers, self.held = False, False, True, None
+        self.rebooted = False
+        self.terminated, self.remembers, self.held = False, True, None
         self._led_by = int(number(message.get("leader")))
         self._broken_at, self._all_succeeded, self._step = None, False, None
         self.history = History.from_json(message["history"])

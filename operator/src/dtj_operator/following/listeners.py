@@ -46,7 +46,8 @@ class AgentListeners:
     """Follows the agents of every job that `observe` is called for.
 
     `enqueue`: called with the key of a job whose agents have something new, the seconds until it is to be reconciled,
-    and its priority. Listens from `start` until `stop`, which an operator may call again and again as it begins and ceases to lead.
+    and its priority. Listens from `start` until `stop`, which an operator may call again and again as it begins and
+    ceases to lead.
     """
 
     def __init__(
