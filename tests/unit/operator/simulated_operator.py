@@ -271,7 +271,7 @@ class Operator:
         self.queue: WorkQueue[Key] = WorkQueue(measures)
         self.client: Any = Client(world, self)
         self.agents = Agents(world, self)
-        self.listeners = Listeners(world, self.agents, self.queue.add)
+        self.listeners = Listeners(world, self.agents, self.queue.add_after)
         self.cache = Cache(self.client, (NAMESPACE,), measures, self._wake, kinds_for(world.settings))
         self.observer = SimulatedObserver(self.cache, self.client, self.listeners)
         skew = world.rng.choice((0.0, 0.0, world.rng.uniform(-90.0, 90.0)))
