@@ -206,3 +206,4 @@ def test_agents_that_the_restart_of_their_nodes_ended_cost_no_budget() -> None:
         assert (after.attempt, after.restarts["counted"]) == (2, 0)
         assert {f["reason"] for f in after.failures} == {"NodeLost"}
         assert after.failures[0]["message"].endswith("was lost with its node, which has restarted")
+        assert after.failures[0]["ownFault"], "free three times without progress, and then counted"

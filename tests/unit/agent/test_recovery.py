@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
+from dtj_contract import names
 from tests.lib.waiting import wait_until
 from tests.unit.agent.harness import free_ports, is_alive, kill, running
 
@@ -107,6 +109,23 @@ def test_agent_that_dies_in_a_living_pod_is_counted_as_crashed(tmp_path: Path, o
         assert status["restarts"] == {"inPlace": 0, "pod": 1, "counted": 1}
         assert [f["reason"] for f in status["failures"]] == ["AgentCrashed"]
         assert status["recoveries"][-1]["reason"] == "AgentCrashed"
+
+
+def test_agents_whose_nodes_have_restarted_three_times_cost_no_budget(tmp_path: Path) -> None:
+    """The fourth time without progress is counted: a training may bring its nodes down."""
+    with running(tmp_path, 2) as group:
+        for attempt in range(1, 4):
+            group.wait_attempt(attempt)
+            for agent in group.agents.values():
+                agent.kill()
+                agent.wait()
+            for ordinal in (0, 1):
+                file = tmp_path / f"state-{ordinal}" / names.STATE_FILE
+                file.write_text(json.dumps(json.loads(file.read_text()) | {"boot": "of an earlier boot"}))
+                group.start(ordinal)
+        status = group.wait_attempt(4)
+        assert status["restarts"]["counted"] == 0
+        assert {failure["reason"] for failure in status["failures"]} == {"NodeLost"}
 
 
 def test_replaced_coordinator_announces_its_new_address(tmp_path: Path) -> None:

@@ -44,6 +44,12 @@ DECISIONS: dict[str, tuple[Callable[[], Job], str, float]] = {
         FREE,
         0,
     ),
+    "the third restart of a pod's node is free": (lambda: Job(0).times(3, Reason.NODE_LOST, ownFault=True), FREE, 0),
+    "the fourth restart of a pod's node is counted": (
+        lambda: Job().times(4, Reason.NODE_LOST, ownFault=True),
+        COUNTED,
+        1,
+    ),
     "the third eviction for what the pod used is free": (lambda: Job().times(3, EVICTED, ownFault=True), FREE, 0),
     "the fourth eviction for what the pod used is counted": (
         lambda: Job().times(4, EVICTED, ownFault=True),

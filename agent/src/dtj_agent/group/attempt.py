@@ -127,8 +127,9 @@ class Attempt:
 
     def return_failure(self, hello: Json, reason: str, now: Now) -> Json:
         """Returns the failure of a member that is back in its pod: its agent or connection had died."""
-        detail = ", which has restarted" if reason == Reason.NODE_LOST else ""
-        loss = self._loss(hello["ordinal"], hello["incarnation"], hello["pod"], hello["node"], reason, detail)
+        loss = self._loss(hello["ordinal"], hello["incarnation"], hello["pod"], hello["node"], reason)
+        if reason == Reason.NODE_LOST:
+            loss = loss._replace(detail=", which has restarted", own_fault=True)
         if reason == Reason.AGENT_CRASHED:
             self._crashed[hello["ordinal"]] = loss._replace(address=hello["address"])
         return root_cause.loss_failure(hello["ordinal"], loss, self.number, now)

@@ -11,11 +11,11 @@
 | container killed for its memory        |                                                             |
 | a lost connection, both agents alive   | free three times without progress, then counted; waits      |
 | a pod that its kubelet evicted for     | free three times without progress, then counted; waits      |
-| what it used; an agent that SIGTERM    |                                                             |
-| ended in a pod that stayed             |                                                             |
+| what it used, or whose node restarted; |                                                             |
+| an agent that SIGTERM ended in its pod |                                                             |
 | a pod lost for an unknown reason       | free; waits from the fourth time without progress on        |
 | a pod preempted, drained, deleted, or  | free: not the training's fault                              |
-| lost with its node, or by its restart  |                                                             |
+| lost with its node                     |                                                             |
 
 A counted restart takes one from the budget: at most `max_restarts` within any `window` seconds, or
 the job fails. After `max_without_progress` counted restarts without progress the job fails too,

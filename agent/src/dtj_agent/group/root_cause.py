@@ -43,7 +43,7 @@ class Loss(NamedTuple):
     address: str = ""
     """Tells the pod from the one that replaces it."""
     own_fault: bool = False
-    """The pod's kubelet evicted it for what it used."""
+    """Perhaps that of the training: the kubelet evicted the pod for what it used, or the node restarted under it."""
 
 
 def is_evidence(raw: Any) -> bool:

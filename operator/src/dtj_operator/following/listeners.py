@@ -30,7 +30,7 @@ SILENT_SEARCHES = 16
 """Searches at a time for agents that did not answer the last one."""
 STOP_SECONDS = 1.0
 PROGRESS_SECONDS = 1.0
-"""Progress is reconciled once in this time: writes that follow one another cost a quarter less CPU than single ones."""
+"""Progress is reconciled once in this time: writes that follow one another cost a sixth less CPU than single ones."""
 
 logger = logging.getLogger(__name__)
 
