@@ -243,15 +243,30 @@ def test_time_limit_saves_and_requeues(cluster: SlurmCluster, submit: Submit) ->
     template = {"spec": {"terminationGracePeriodSeconds": 40}}
     job = submit("limited", entrypoint=SAVING, checkpoint=RARELY, template=template)
     job.wait_for_line("step 20 loss")
-    # Slurm looks at its limits twice a minute, so the signal comes at the next look.
-    ran = cluster.run("squeue", "--noheader", "--format=%M", "--jobs", job.number).strip()
-    minutes, _, _ = ran.rpartition(":")
-    cluster.run("scontrol", "update", f"JobId={job.number}", f"TimeLimit={int(minutes) + 2}")
+    limit_to_two_minutes(cluster, job)
     job.wait_until("it is requeued", lambda: cluster.field(job.number, "Restarts") == "1")
     saved = job.only_step()
     cluster.run("scontrol", "update", f"JobId={job.number}", "TimeLimit=UNLIMITED")
     job.wait_for_line(f"step {saved + 1} loss")
     assert job.log().count("step 1 loss") == 1, "it did not begin anew"
+
+
+def test_sigterm_asked_of_sbatch_saves_and_ends(cluster: SlurmCluster, submit: Submit) -> None:
+    template = {"spec": {"terminationGracePeriodSeconds": 40}}
+    job = submit("asked", "--signal=TERM@60", entrypoint=SAVING, checkpoint=RARELY, template=template)
+    job.wait_for_line("step 20 loss")
+    limit_to_two_minutes(cluster, job)
+    assert job.wait_for_end() == "FAILED", job.log()
+    assert cluster.field(job.number, "ExitCode") == "143:0"
+    assert cluster.field(job.number, "Restarts") == "0"
+    assert job.only_step() >= 20
+
+
+def limit_to_two_minutes(cluster: SlurmCluster, job: Submitted) -> None:
+    """Lets the time of the job be up soon. Slurm looks at its limits twice a minute, and signals at the next look."""
+    ran = cluster.run("squeue", "--noheader", "--format=%M", "--jobs", job.number).strip()
+    minutes, _, _ = ran.rpartition(":")
+    cluster.run("scontrol", "update", f"JobId={job.number}", f"TimeLimit={int(minutes) + 2}")
 
 
 def test_preempted_job_saves_and_resumes(cluster: SlurmCluster, submit: Submit) -> None:

@@ -122,9 +122,12 @@ END_OF_JOB
 
 # Slurm sends USR1 before the time limit: the pods save, and the job continues in the next allocation.
 time_is_up=no
-trap 'time_is_up=yes; echo stop >&"${PODS[1]}"' USR1
-# Slurm sends TERM to the pods, too, which save: wait for them.
-trap : TERM
+trap 'time_is_up=yes; stop_pods' USR1
+# Slurm sends TERM to the pods, too, or to this script alone (sbatch --signal=TERM@120).
+term=no
+trap 'term=yes' TERM
+stop_pods() { kill -0 "$PODS_PID" 2>/dev/null && echo stop >&"${PODS[1]}"; }
+must_end() { [ "$time_is_up" = yes ] || [ "$term" != no ]; }
 
 mkdir -p "$VOLUMES" || exit 2
 marker=$VOLUMES/.dtj-slurm-$SLURM_JOB_ID
@@ -137,6 +140,12 @@ wait_for() {
         wait "$1"
         code=$?
         kill -0 "$1" 2>/dev/null || return "$code" # a trap ends wait, too
+        [ "$term" = yes ] || continue
+        # Pods that have got the TERM save by now, and a second one would end that.
+        term=passed
+        sleep 5 &
+        wait $!
+        stop_pods
     done
 }
 
@@ -156,10 +165,11 @@ for try in 1 2 3 4 5; do
         code=${code:-@TERMINATED@} # no outcome: the pods were stopped
         break
     fi
-    [ "$code" = 2 ] || [ "$time_is_up" = yes ] && break
+    [ "$code" = 2 ] || must_end && break
     echo "[slurm] the pods have ended with $code: starting them again" >&2
     sleep 10 & # an agent whose pod was killed ends by itself in 3 s
     wait_for $!
+    must_end && break
 done
 
 # Slurm would not queue a preempted job again that ends by itself.
