@@ -15,6 +15,7 @@ def claim(**fields: Any) -> Object:
 GOOD: dict[str, Object] = {
     "a claim of a size": {"replicas": 3, **claim()},
     "a claim that goes with the job": claim(size="1.5Ti", storageClassName="nfs", whenDeleted="Delete"),
+    "a claim of less than one": claim(size="0.50Gi"),
     "a claim for one node": {"replicas": 3, **claim(accessModes=["ReadWriteOnce"])},
     "a claim for one pod": claim(accessModes=["ReadWriteOncePod"]),
     "a sidecar that mounts the checkpoints where the trainer does": {
@@ -37,6 +38,8 @@ BAD: dict[str, tuple[Object, str]] = {
     ),
     "a claim for one pod, and a spare": ({"spares": 1, **claim(accessModes=["ReadWriteOncePod"])}, "spec.checkpoint"),
     "a claim without a size": (claim(size=None), f"{WHERE}.size"),
+    "a claim of nothing": (claim(size="0"), f"{WHERE}.size"),
+    "a claim of nothing at all": (claim(size="00.0Gi"), f"{WHERE}.size"),
     "a claim of any size": (claim(size="big"), f"{WHERE}.size"),
     "a claim without access": (claim(accessModes=[]), f"{WHERE}.accessModes"),
     "a claim that can't be written": (claim(accessModes=["ReadOnlyMany"]), f"{WHERE}.accessModes[0]"),

@@ -10,6 +10,7 @@ from dtj_core.api.base_model import Model, Rule
 
 AccessMode = Literal["ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"]
 SUFFIX = "-checkpoints"
+SIZE = r"^([0-9]*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*)([kMGTPE]|[KMGTPE]i)?$"
 
 
 class ClaimTemplate(Model):
@@ -18,8 +19,8 @@ class ClaimTemplate(Model):
     The operator never changes a claim of its name that exists already.
     """
 
-    size: Annotated[str, StringConstraints(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?([kMGTPE]|[KMGTPE]i)?$")]
-    """Storage to request, such as `500Gi`."""
+    size: Annotated[str, StringConstraints(max_length=32, pattern=SIZE)]
+    """Storage to request, such as `500Gi`; more than nothing."""
     storage_class_name: Annotated[str, StringConstraints(max_length=253)] | None = None
     """StorageClass of the volume. Default: that of the cluster."""
     access_modes: list[AccessMode] = Field(default=["ReadWriteMany"], min_length=1, max_length=3)
