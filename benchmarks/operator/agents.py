@@ -16,6 +16,7 @@ import urllib.parse
 from typing import Any
 
 from benchmarks.operator.helper import READY, Helper
+from dtj_agent.pages.status_waits import until_whole_second
 from dtj_contract import names
 from dtj_contract.agent_status import RENDEZVOUS, RUNNING
 from dtj_contract.operator_message import HEADER
@@ -120,7 +121,7 @@ class Server:
         query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(first.split()[1]).query))
         if query.get("after") == f"{job.version:08x}":
             try:
-                async with asyncio.timeout(float(query.get("wait", "0"))):
+                async with asyncio.timeout(until_whole_second(float(query.get("wait", "0")), time.time())):
                     await job.changed.wait()
             except TimeoutError:
                 pass

@@ -10,8 +10,8 @@ from typing import Any, Dict, List, Optional, TypedDict
 VERSION = 1
 
 # `GET /status?after=STATUS_VERSION&wait=SECONDS` is answered once the page's statusVersion is another one, at the
-# latest after the seconds, and keeps the connection for the next request. An agent that does not know the parameters
-# answers at once and closes the connection.
+# latest after the seconds, or up to one second less, and keeps the connection for the next request. An agent that
+# does not know the parameters answers at once and closes the connection.
 MAX_WAIT_SECONDS = 45
 # Requests that wait at the same time; one more ends the wait of the oldest.
 MAX_WAITING = 8

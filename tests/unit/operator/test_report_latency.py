@@ -63,7 +63,8 @@ class Operator:
     def __init__(self, jobs: int) -> None:
         self.client = Client()
         self.queue: WorkQueue[Key] = WorkQueue(Counter())
-        self.listeners = AgentListeners(self.client, self.queue.add_after, uniform=random.Random(1).uniform)
+        clock = asyncio.get_running_loop().time
+        self.listeners = AgentListeners(self.client, self.queue.add_after, wall=clock, uniform=random.Random(1).uniform)
         self.api = asyncio.Lock()
         self.writes: list[tuple[float, Key, Object]] = []
         """Time, job and page."""

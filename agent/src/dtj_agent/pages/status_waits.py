@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Callable, List, Union
 
 from dtj_agent.net.http_response import Deferred, Request, Response
@@ -12,6 +13,11 @@ from dtj_contract.agent_status import MAX_WAITING, AgentStatus
 
 LOOK_SECONDS = 0.1
 """Between two looks at the page: several changes in a row are one answer, and a large group costs little."""
+
+
+def until_whole_second(wait: float, now: float) -> float:
+    """Returns a wait that ends at a whole second of Unix time, up to a second earlier than `wait`. Short ones stay."""
+    return wait if wait < 2.0 else wait - (now + wait) % 1.0
 
 
 class _Wait:
@@ -24,12 +30,16 @@ class _Wait:
 class StatusWaits:
     """Answers requests for the page that `make_page` returns, at once or when its version changes.
 
-    Nothing is computed while nobody waits.
+    Nothing is computed while nobody waits. A wait ends at a whole second of `wall`, so that whoever listens to the
+    agents of many jobs is woken once a second, and not by each of them.
     """
 
-    def __init__(self, loop: Loop, make_page: Callable[[], AgentStatus]) -> None:
+    def __init__(
+        self, loop: Loop, make_page: Callable[[], AgentStatus], *, wall: Callable[[], float] = time.time
+    ) -> None:
         self._loop = loop
         self._make_page = make_page
+        self._wall = wall
         self._waits: List[_Wait] = []  # the oldest first
         self._is_look_due = False
         self._looked_at = float("-inf")
@@ -45,7 +55,8 @@ class StatusWaits:
         if len(self._waits) >= MAX_WAITING:
             self._deliver(self._waits[0], _response(page))
         deferred = Deferred()
-        wait = _Wait(deferred, request.after, self._loop.later(request.wait, lambda: self._expire(wait)))
+        seconds = until_whole_second(request.wait, self._wall())
+        wait = _Wait(deferred, request.after, self._loop.later(seconds, lambda: self._expire(wait)))
         deferred.cancel = lambda: self._forget(wait)
         self._waits.append(wait)
         return deferred
