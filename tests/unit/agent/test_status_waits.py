@@ -178,7 +178,8 @@ def test_progress_is_answered_when_the_wait_is_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "wait", "answered"), [(100.4, 26.0, 126.0), (100.0, 26.0, 126.0), (100.9, 2.0, 102.0), (100.9, 1.0, 101.9)]
+    ("asked", "wait", "answered"),
+    [(100.4, 26.0, 126.0), (100.0, 26.0, 126.0), (100.9, 2.0, 102.0), (100.9, 1.0, 101.9)],
 )
 def test_wait_ends_at_a_whole_second_unless_it_is_short(asked: float, wait: float, answered: float) -> None:
     waits = Waits()
