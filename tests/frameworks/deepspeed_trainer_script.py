@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -20,7 +21,8 @@ from dtj_trainer import ScheduleConfig, StateConfig, TensorData, Trainer, Traine
 from dtj_trainer.strategies import DdpConfig, DeepSpeedConfig
 from dtj_trainer.telemetry.record import Record
 
-BATCH, KILL_AT = 8, 15
+BATCH, KILL_AT, EVERY = 8, 15, 4
+SAVED_SECONDS = 60.0
 
 
 class Losses:
@@ -37,6 +39,14 @@ class Losses:
         pass
 
 
+def await_checkpoint(folder: Path, step: int) -> None:
+    """Waits until the checkpoint is whole: it is written while the training continues."""
+    ends = time.monotonic() + SAVED_SECONDS
+    while not any(folder.glob(f"volumes/**/step-{step:08d}")):
+        assert time.monotonic() < ends, f"no checkpoint of step {step}"
+        time.sleep(0.01)
+
+
 def main(folder: Path, file: str = "", micro_batch_size: str = "") -> None:
     steps, attempt = int(os.environ["STEPS"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     rank = int(os.environ["RANK"])
@@ -50,6 +60,7 @@ def main(folder: Path, file: str = "", micro_batch_size: str = "") -> None:
 
     def after_step(step: int) -> None:
         if os.environ.get("KILL") == str(rank) and attempt == 0 and step + 1 == KILL_AT:
+            await_checkpoint(folder, KILL_AT // EVERY * EVERY)
             os.kill(os.getpid(), signal.SIGKILL)
 
     config = TrainerConfig(

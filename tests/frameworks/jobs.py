@@ -97,7 +97,7 @@ def scaled_run(folder: Path, job: Path, logs: list[str] | None = None) -> dict[s
         done = dtj_run(folder, job, "--run-dir", str(run_dir), logs=logs)
         scaling.result()
     changes = [(r["reason"], r["fromReplicas"], r["toReplicas"], r.get("lostSteps")) for r in done["recoveries"]]
-    assert changes == [("GroupShrunk", 2, 1, 0), ("GroupGrown", 1, 2, 0)]
+    assert changes == [("GroupShrunk", 2, 1, 0), ("GroupGrown", 1, 2, 0)], changes
     assert done["restarts"]["counted"] == 0
     return done
 
