@@ -1,11 +1,13 @@
-"""The exception that each error response of the API server becomes."""
+"""The exception that each error response of the API server becomes, and the events of a watch."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 
 from dtj_operator import errors
-from dtj_operator.kube.client import failure
+from dtj_operator.kube.client import EVENTS_AT_ONCE, failure, few_events
 
 
 @pytest.mark.parametrize(
@@ -35,3 +37,21 @@ def test_error_response_maps_to_its_exception(status: int, text: str, kind: type
     assert type(error) is kind
     assert error.status == status
     assert error.message
+
+
+def test_events_of_a_large_chunk_come_in_short_lists() -> None:
+    sent = [
+        {"type": "ADDED", "object": {"metadata": {"name": str(number)}}} for number in range(2 * EVENTS_AT_ONCE + 1)
+    ]
+    lists = list(few_events([json.dumps(event).encode() for event in sent] + [b""], "/pods"))
+    assert [event for events in lists for event in events] == sent
+    assert max(map(len, lists)) == EVENTS_AT_ONCE
+
+
+def test_events_before_an_error_are_kept() -> None:
+    line = json.dumps({"type": "ADDED", "object": {}}).encode()
+    expired = json.dumps({"type": "ERROR", "object": {"code": 410, "message": "too old"}}).encode()
+    lists = few_events([line] * EVENTS_AT_ONCE + [expired], "/pods")
+    assert len(next(lists)) == EVENTS_AT_ONCE
+    with pytest.raises(errors.Gone):
+        next(lists)
