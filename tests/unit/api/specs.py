@@ -132,6 +132,7 @@ GOOD: dict[str, Object] = {
     "a mount path with a slash at its end": checkpoint(mountPath="/mnt/runs/"),
     "a mount path that begins as the system's does": checkpoint(mountPath="/tmpfiles/.cache"),
     "a mount path in a folder of the image": checkpoint(mountPath="/usr/share/checkpoints"),
+    "a mount path that hides what a training may not need": checkpoint(mountPath="/etc"),
     "the greatest numbers": {"replicas": 1024, "processesPerPod": 64, "restart": {"maxRestarts": 1000}},
     "no restarts at all": {"restart": {"maxRestarts": 0}},
     "hangs that are only reported": {"hangDetection": {"policy": "Report"}},
@@ -280,7 +281,7 @@ BAD: dict[str, tuple[Object, str]] = {
             "/dev/",
             "/dev/shm/",
             "/dtj/",
-            *("/proc", "/proc/1/root", "/sys/fs", "/usr", "/etc/"),
+            *("/proc", "/proc/", "/proc/1/root"),
             *("//tmp", "/dev//shm", "/a/../tmp", "/./tmp", "/a/..", "/a:b", "//"),
         )
     },

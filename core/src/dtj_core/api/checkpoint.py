@@ -16,7 +16,7 @@ from dtj_core.api.claim_template import ClaimTemplate
 PLAIN_PATH = r"(/[^/:]+)+/?"
 CLAIM_NAME = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"  # a claim of any other name can't exist
 EVERY_STEPS = 100
-SYSTEM_PATH = r"(/tmp|/dev|/dev/shm|/(dtj|proc|sys)(/.*)?|/(bin|etc|lib|lib64|sbin|usr)|(.*/)?\.\.?(/.*)?)/?"
+SYSTEM_PATH = r"(/tmp|/dev|/dev/shm|/(dtj|proc)(/.*)?|(.*/)?\.\.?(/.*)?)/?"
 
 
 class HostPath(Model):
@@ -115,7 +115,7 @@ class Checkpoint(Model):
             cel=f"!has(self.mountPath) || (self.mountPath.matches(r'^{PLAIN_PATH}$')"
             f" && !self.mountPath.matches(r'^{SYSTEM_PATH}$'))",
             message="set mountPath to an absolute path such as /checkpoints;"
-            " /, /tmp, /dev, /dev/shm, the image's own folders and paths inside /dtj, /proc and /sys are reserved",
+            " /, /tmp, /dev, /dev/shm and paths inside /dtj and /proc are reserved",
             holds=lambda self: bool(
                 re.fullmatch(PLAIN_PATH, self.mount_path) and not re.fullmatch(SYSTEM_PATH, self.mount_path)
             ),
