@@ -150,8 +150,10 @@ wait_for() {
 }
 
 # All pods are started again, if one is lost with all of its processes. Agents restart what fails inside of them.
+code=@TERMINATED@
 for try in 1 2 3 4 5; do
     @ENV_KEY@=$("$PYTHON" -c 'import secrets; print(secrets.token_hex(32))') || exit 2
+    must_end && break
     exec 3>&1
     coproc PODS {
         exec srun --label --kill-on-bad-exit=1@SURVIVE@ --wait=0 --cpu-bind=none \
@@ -169,7 +171,6 @@ for try in 1 2 3 4 5; do
     echo "[slurm] the pods have ended with $code: starting them again" >&2
     sleep 10 & # an agent whose pod was killed ends by itself in 3 s
     wait_for $!
-    must_end && break
 done
 
 # Slurm would not queue a preempted job again that ends by itself.
