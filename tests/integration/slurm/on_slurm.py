@@ -134,6 +134,8 @@ def worker(steps: int, *flags: str) -> dict[str, Any]:
     return {"script": str(WORKER), "args": [str(steps), *flags]}
 
 
+SLOWLY = ("--step-seconds", "0.2")
+"""The second attempt still runs when its agents are looked for."""
 SAVING = worker(100_000, "--saves", "--step-seconds", "0.1")
 RARELY = {"volume": {"claimName": "shared"}, "everySteps": 1_000_000}
 
@@ -152,7 +154,7 @@ def test_job_completes(submit: Submit) -> None:
 
 
 def test_killed_rank_recovers_in_place(submit: Submit) -> None:
-    job = submit("rank", entrypoint=worker(20, "--hold-at", "12"))
+    job = submit("rank", entrypoint=worker(20, "--hold-at", "12", *SLOWLY))
     job.wait_for_line("step 12 loss")
     agents = job.agents()
     assert sorted(agents) == [0, 1]
@@ -164,7 +166,7 @@ def test_killed_rank_recovers_in_place(submit: Submit) -> None:
 
 
 def test_killed_agent_is_started_again(submit: Submit) -> None:
-    job = submit("agent", entrypoint=worker(20, "--hold-at", "12"))
+    job = submit("agent", entrypoint=worker(20, "--hold-at", "12", *SLOWLY))
     job.wait_for_line("step 12 loss")
     agents, pods = job.agents(), job.pods()
     os.kill(agents[1], signal.SIGKILL)
