@@ -165,6 +165,12 @@ def test_restart_forks_ranks_with_what_the_first_attempt_imported(
     assert (status["attempt"], status["restarts"]["inPlace"]) == (2, 1)
 
 
+def assert_node_restarted(folder: Path) -> None:
+    """Checks that one Ray node was lost, and that the node that replaced it stayed."""
+    logs = "".join(path.read_text() for path in (folder / "run").glob("*.log"))
+    assert logs.count("dtj: the Ray node has ended: ") == logs.count("so it is started again (1 of 3") == 1
+
+
 def test_lost_ray_node_comes_back_within_the_attempt(tmp_path: Path, wholes: dict[str, dict[str, Any]]) -> None:
     pytest.importorskip("ray", reason="hack/engines.sh installs it")
     kind = "ray with its TorchTrainer"
@@ -173,6 +179,7 @@ def test_lost_ray_node_comes_back_within_the_attempt(tmp_path: Path, wholes: dic
     assert_same(found, reference)
     assert found["resumed"] == KILL_AT // EVERY * EVERY
     assert (status["attempt"], status["restarts"]["total"]) == (1, 0)
+    assert_node_restarted(tmp_path / "killed")
 
 
 def test_elastic_trainer_of_ray_continues_when_a_ray_node_is_lost(tmp_path: Path) -> None:
@@ -186,6 +193,7 @@ def test_elastic_trainer_of_ray_continues_when_a_ray_node_is_lost(tmp_path: Path
     assert len(worlds) > 4
     assert (found["step"], found["resumed"]) == (STEPS, KILL_AT // EVERY * EVERY)
     assert (status["attempt"], status["restarts"]["total"]) == (1, 0)
+    assert_node_restarted(tmp_path / "killed")
 
 
 def test_tuner_of_ray_finishes_each_trial_though_one_is_killed(tmp_path: Path) -> None:

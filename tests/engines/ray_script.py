@@ -59,7 +59,8 @@ def maybe_die(step: int, resumed: int, config: dict[str, Any]) -> None:
         (node,) = [pid for pid in found if os.getsid(pid) == pid]
         os.kill(node, signal.SIGKILL)
     if config["kill"] == "raylet" and not resumed:
-        nodes = processes("/raylet/raylet ", "--gcs-address=" + config["address"])
+        # Ray replaces a loopback address with that of the machine.
+        nodes = processes("/raylet/raylet ", ":" + config["address"].rpartition(":")[2] + " ")
         (node,) = [pid for pid in nodes if pid not in processes("/raylet/raylet ", " --head")]
         os.kill(node, signal.SIGKILL)
 

@@ -23,14 +23,19 @@ from tests.unit.agent.test_engines import place
 
 NODE = """
 import json, os, signal, subprocess, sys, time
+from ray import actor
 from ray._private import ray_constants
+from ray._raylet import UniqueID
+
+actor.ActorClassID.from_random()  # as an import of Ray's that makes a class an actor
 
 def main():
     raylet = subprocess.Popen(["./raylet", "1000"])
     helper = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     with open("starts", "a") as file:
         started = {"arguments": sys.argv, "raylet": raylet.pid, "helper": helper.pid, "own": os.getpid()}
-        print(json.dumps({**started, "script": ray_constants.SETUP_WORKER_FILENAME}), file=file)
+        started.update(script=ray_constants.SETUP_WORKER_FILENAME, id=UniqueID.from_random().hex())
+        print(json.dumps(started), file=file)
     if "--head" in sys.argv:
         sys.exit(0)
     signal.signal(signal.SIGTERM, lambda *_: (raylet.terminate(), sys.exit(0)))
@@ -160,6 +165,7 @@ def test_node_whose_raylet_is_killed_starts_again_and_nothing_of_the_old_one_is_
     os.kill(first["raylet"], signal.SIGKILL)
     second = pod.wait_start(2)
     assert second["arguments"] == first["arguments"]
+    assert second["id"] != first["id"]  # Ray ends a node that comes back with the id of a lost one
     assert not any(map(runs, (first["own"], first["raylet"], first["helper"])))
     assert "dtj: the raylet has ended with signal 9" in pod.log
     assert f"the head at 127.0.0.1:{port} answers, so it is started again (1 of 3 in 600 s)" in pod.log

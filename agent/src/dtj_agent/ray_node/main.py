@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from typing import Any, Callable, List, Sequence
+from typing import List, Sequence
 
 from dtj_agent.ray_node import forks, processes
 
@@ -29,18 +29,17 @@ def main(arguments: Sequence[str]) -> None:
     """Runs `head HERE PORT COMMAND...` or `node HERE HEAD PORT`."""
     kind, here, *others = arguments
     script = forks.start(forks.take_modules(os.environ))
-    cli = importlib.import_module("ray.scripts.scripts").main
     if kind == "head":
         port, *command = others
-        head(cli, script, here, port, command)
+        head(script, here, port, command)
     host, port = others
-    sys.exit(Node(cli, script, here, host, port).run())
+    sys.exit(Node(script, here, host, port).run())
 
 
-def head(cli: Callable[[], Any], script: str, here: str, port: str, command: List[str]) -> None:
+def head(script: str, here: str, port: str, command: List[str]) -> None:
     """Becomes the job's command once the head serves. A head that never does is a failed rank."""
     flags = ["--head", "--node-ip-address=" + here, "--port=" + port, "--include-dashboard=false", *FLAGS]
-    pid = start(cli, script, flags)
+    pid = start(script, flags)
     status = processes.wait(pid, HEAD_SECONDS)
     if status is None:
         sys.exit("dtj: no Ray head after %d s" % HEAD_SECONDS)
@@ -49,8 +48,12 @@ def head(cli: Callable[[], Any], script: str, here: str, port: str, command: Lis
     os.execvp(command[0], command)
 
 
-def start(cli: Callable[[], Any], script: str, flags: Sequence[str]) -> int:
-    """Forks a process that runs `ray start FLAGS`, and returns its id."""
+def start(script: str, flags: Sequence[str]) -> int:
+    """Forks a process that runs `ray start FLAGS`, and returns its id.
+
+    Ray is imported there: its generator is seeded once in a process and its imports draw from it, so forks of a process
+    that has imported it have the same node id, and Ray ends a node that comes back with the id of a lost one.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
@@ -64,7 +67,7 @@ def start(cli: Callable[[], Any], script: str, flags: Sequence[str]) -> int:
     os.dup2(2, 1)
     forks.use(script)
     sys.argv = ["ray", "start", *flags]
-    cli()
+    importlib.import_module("ray.scripts.scripts").main()
     sys.exit(0)
 
 
@@ -81,8 +84,8 @@ def _end_with_raylet(number: int, frame: object) -> None:
 class Node:
     """The Ray node of a pod without the head, and what starts it again."""
 
-    def __init__(self, cli: Callable[[], Any], script: str, here: str, host: str, port: str) -> None:
-        self._cli, self._script, self._here, self._host, self._port = cli, script, here, host, port
+    def __init__(self, script: str, here: str, host: str, port: str) -> None:
+        self._script, self._here, self._host, self._port = script, here, host, port
         self._pid = 0
         self._is_stopping = False
 
@@ -134,7 +137,7 @@ class Node:
     def _once(self) -> int:
         """Returns the wait status of `ray start --block`."""
         flags = ["--block", "--address=" + self._address, "--node-ip-address=" + self._here, *FLAGS]
-        self._pid = start(self._cli, self._script, flags)
+        self._pid = start(self._script, flags)
         if self._is_stopping:  # the signal came before the process had its id
             os.kill(self._pid, signal.SIGTERM)
         while True:
