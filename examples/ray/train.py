@@ -10,6 +10,8 @@ import torch
 from ray.train import Checkpoint, RunConfig, ScalingConfig, get_checkpoint, get_context, report
 from ray.train.torch import TorchTrainer, prepare_model
 
+from dtj_trainer import rank
+
 
 def train(config):
     torch.manual_seed(7)
@@ -33,15 +35,17 @@ def train(config):
                 torch.save({"model": model.state_dict(), "step": step}, Path(folder, "state.pt"))
                 kept = Checkpoint.from_directory(folder)
             report({"step": step, "loss": loss.item(), "resumed": start}, checkpoint=kept)
+        rank.report(step, total=config["steps"], loss=loss.item())  # kubectl get dtj, dtj run
 
 
 def main(steps: int = 200) -> None:
     ray.init()
+    storage = os.path.abspath(os.environ.get("DTJ_CHECKPOINT_DIR") or "checkpoints")
     trainer = TorchTrainer(
         train,
         train_loop_config={"steps": steps},
         scaling_config=ScalingConfig(num_workers=4),
-        run_config=RunConfig(name="run", storage_path=os.environ["DTJ_CHECKPOINT_DIR"]),
+        run_config=RunConfig(name="run", storage_path=storage),
     )
     found = trainer.fit().metrics
     print(f"final step={found['step']} resumed={found['resumed']}", flush=True)

@@ -112,8 +112,8 @@ class WorkerShell:
         """
         settings = self._settings
         self._judge_imports()
-        self._reports.begin(spawn.attempt)
         self._own_ranks = self.ranks(spawn)
+        self._reports.begin(spawn.attempt, self._own_ranks[0] if self._engine.one_rank else None)
         self._open_store(spawn)
         if spawn.attempt > 1:
             for path in extension_locks.remove_stale_locks(extension_locks.folder(self._environ)):

@@ -96,6 +96,15 @@ def test_agent_reads_pages_without_being_reported_to(tmp_path: Path) -> None:
     loop.run()
 
 
+def test_all_reports_of_a_pod_with_one_rank_are_of_that_rank(reports: ReportSocket) -> None:
+    reports.begin(1, only=1)
+    for rank in (3, 2):
+        reports.add({"rank": rank, "attempt": 1, "step": rank})
+    (message,) = reports.take()
+    assert (message["progress"]["rank"], message["progress"]["step"]) == (1, 2)
+    assert reports.ranks.vitals(1, 0.0).step == 2
+
+
 def test_no_descriptor_is_left_open(reports: ReportSocket) -> None:
     worker = Worker(0, reports.path)
     reading, writing = os.pipe()

@@ -31,6 +31,7 @@ class ReportSocket:
         self.on_news: Callable[[], object] = lambda: None
         self._loop = loop
         self._board = ProgressBoard(0)
+        self._only: Optional[int] = None
         self.ranks = RankBoard(0, loop.clock())
         """The reports of this attempt, by rank."""
         self._last_taken = 0.0
@@ -53,8 +54,12 @@ class ReportSocket:
         self._socket.setblocking(False)
         loop.watch(self._socket, READ, lambda events: self._ready())
 
-    def begin(self, attempt: int) -> None:
-        """Accepts only reports of this attempt from now on."""
+    def begin(self, attempt: int, only: Optional[int] = None) -> None:
+        """Accepts only reports of this attempt from now on.
+
+        `only`: the rank of all of them, whichever they state. The workers of Ray have ranks of their own.
+        """
+        self._only = only
         self._board = ProgressBoard(attempt, self._board.take_events())
         self.ranks = RankBoard(attempt, self._loop.clock(), self.ranks.longest, self.ranks.start)
         self._pages.close()
@@ -138,6 +143,8 @@ class ReportSocket:
                 self._add(report, count.last)
 
     def _add(self, report: worker_report.WorkerReport, now: float) -> None:
+        if self._only is not None:
+            report = {**report, "rank": self._only}
         self._board.add(report)
         self.ranks.add(report, now)
 
