@@ -63,7 +63,7 @@ EXPECTED: dict[str, dict[str, str]] = {
         "OMPI_COMM_WORLD_RANK": "3",
         "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     },
-    "ray": {"RAY_ADDRESS": "10.0.0.0:21000"},
+    "ray": {"RAY_ADDRESS": "10.0.0.0:21000", "DTJ_RAY_PRELOAD": ""},
     "tensorflow": {
         "TF_CONFIG": json.dumps({"cluster": {"worker": TF_WORKERS}, "task": {"type": "worker", "index": 3}}),
     },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -21,6 +22,7 @@ from dtj_agent.ray_node import forks, setup_worker
 from tests.lib.waiting import wait_until
 from tests.unit.agent.test_engines import place
 
+ROOT = Path(__file__).parents[3]
 NODE = """
 import json, os, signal, subprocess, sys, time
 from ray import actor
@@ -90,12 +92,13 @@ FILES = {
 class Pod:
     """A pod's rank, and the head that it is to join."""
 
-    def __init__(self, folder: Path, preload: str = "modules", temporary: str = "/tmp") -> None:
+    def __init__(self, folder: Path, preload: str = "modules", temporary: str = "/tmp", version: str = "") -> None:
         self.folder = folder
         self.head = socket.create_server(("127.0.0.1", 0))
         address: Address = ("127.0.0.1", self.head.getsockname()[1])
         hidden = {module.partition(".")[0] + ".py": "" for module in forks.MODULES}  # they take seconds
-        for name, text in (FILES | hidden).items():
+        installed = {f"ray-{version}.dist-info/METADATA": f"Name: ray\nVersion: {version}\n"} if version else {}
+        for name, text in (FILES | hidden | installed).items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
         shutil.copy(shutil.which("sleep") or "", folder / "raylet")
@@ -165,7 +168,8 @@ def test_node_whose_raylet_is_killed_starts_again_and_nothing_of_the_old_one_is_
     os.kill(first["raylet"], signal.SIGKILL)
     second = pod.wait_start(2)
     assert second["arguments"] == first["arguments"]
-    assert second["id"] != first["id"]  # Ray ends a node that comes back with the id of a lost one
+    # Ray ends a node that comes back with the id of a lost one.
+    assert second["id"] != first["id"]
     assert not any(map(runs, (first["own"], first["raylet"], first["helper"])))
     assert "dtj: the raylet has ended with signal 9" in pod.log
     assert f"the head at 127.0.0.1:{port} answers, so it is started again (1 of 3 in 600 s)" in pod.log
@@ -247,6 +251,25 @@ def test_no_worker_is_forked_from_a_process_whose_imports_have_drawn_ids(tmp_pat
         assert pod.log.count("an import has drawn from Ray's random numbers") == 1
     finally:
         pod.close()
+
+
+@pytest.mark.parametrize(
+    ("version", "preload", "is_forked"),
+    [("2.60.1", "", True), ("2.61.0", "", False), ("2.61.0", "modules", True), ("", "", False)],
+)
+def test_workers_of_a_version_that_was_tried_or_of_a_job_with_preload_are_forked(
+    version: str, preload: str, is_forked: bool, tmp_path: Path
+) -> None:
+    pod = Pod(tmp_path, preload, version=version)
+    try:
+        assert (pod.wait_start(1)["script"] != "setup_worker.py") == is_forked
+    finally:
+        pod.close()
+
+
+def test_version_of_the_image_was_tried() -> None:
+    pinned = (ROOT / "requirements/engines/ray.in").read_text()
+    assert re.findall(r"ray\[train\]==(\d+\.\d+)", pinned) == list(forks.TRIED)
 
 
 def test_node_starts_without_forks_where_no_socket_can_be(tmp_path: Path) -> None:

@@ -25,13 +25,16 @@ PROGRAM = (
     "main.main(sys.argv[1:])\n"
 )
 PRELOAD = "DTJ_RAY_PRELOAD"
-"""Variable of the Ray node: modules that forked workers have beside those of Ray Train. Without it, none is forked."""
+"""Variable of the Ray node: modules of the job that forked workers have, none where it is empty. Without it, none is
+forked."""
 
 
 def environment(place: Place, inherited: Mapping[str, str]) -> Dict[str, str]:
-    """Returns the address of the head, and the modules that forked workers have: `preload` of the spec."""
-    modules = "" if inherited.get(names.ENV_WARM_WORKERS) == names.WARM_NEVER else inherited.get(names.ENV_PRELOAD)
-    return {"RAY_ADDRESS": host_port(place.members[0]), **({PRELOAD: modules} if modules else {})}
+    """Returns the address of the head, and unless `warmWorkers` is Never the modules of `preload`."""
+    found = {"RAY_ADDRESS": host_port(place.members[0])}
+    if inherited.get(names.ENV_WARM_WORKERS) != names.WARM_NEVER:
+        found[PRELOAD] = inherited.get(names.ENV_PRELOAD, "")
+    return found
 
 
 def defaults(local_size: int) -> Dict[str, str]:

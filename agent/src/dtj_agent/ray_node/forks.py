@@ -12,6 +12,7 @@ The server therefore has what needs no Ray; a fork of it for each raylet and job
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import pkgutil
@@ -22,7 +23,7 @@ import socket
 import sys
 import tempfile
 import time
-from typing import Dict, List, MutableMapping, Sequence, Tuple
+from typing import Dict, List, MutableMapping, Optional, Sequence, Tuple
 
 from dtj_agent.engines.ray import PRELOAD
 from dtj_agent.ray_node import workers
@@ -32,6 +33,8 @@ MODULES = (
     "pandas", "pyarrow.fs", "pyarrow.dataset", "pydantic", "aiohttp", "requests", "jsonschema", "msgpack", "yaml",
 )  # fmt: skip
 """Imports of a TorchTrainer's worker up to the first step of an optimizer, without Ray. An image may lack some."""
+TRIED = ("2.60",)
+"""Versions of Ray whose workers are forked by default. A job's `preload` has those of any other forked."""
 SCRIPT, OWN_SCRIPT, SOCKET = "setup_worker.py", "own.py", "socket"
 """Files of the server's folder: the script, Ray's own of the same name, and where the server listens."""
 LOOK_SECONDS = 1.0
@@ -40,21 +43,23 @@ NICENESS = "RAY_worker_niceness"
 """15 without it, as Ray's workers, and so that the imports do not delay the start of Ray's processes."""
 
 
-def take_modules(environ: MutableMapping[str, str]) -> List[str]:
-    """Takes the modules out of the variables, which Ray and the job's command do not get."""
-    return [name for name in environ.pop(PRELOAD, "").split(",") if name]
+def take_modules(environ: MutableMapping[str, str]) -> Optional[List[str]]:
+    """Takes the job's modules out of the variables, which Ray and the job's command do not get.
+
+    None where the job has its workers started as Ray does.
+    """
+    value = environ.pop(PRELOAD, None)
+    return None if value is None else [name for name in value.split(",") if name]
 
 
-def start(modules: Sequence[str]) -> str:
+def start(modules: Optional[Sequence[str]]) -> str:
     """Starts the server beside this process, and returns the script that raylets run to have workers forked.
 
-    Empty if there is no server: without modules, no worker is forked. This process must not have imported Ray.
+    Empty if there is no server. This process must not have imported Ray.
     """
-    if not modules:
-        return ""
     ray = importlib.util.find_spec("ray")
     own = os.path.join(os.path.dirname(ray.origin or ""), "_private", "workers", SCRIPT) if ray is not None else ""
-    if not os.path.exists(own):
+    if modules is None or not (modules or _version() in TRIED) or not os.path.exists(own):
         return ""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -82,6 +87,13 @@ def start(modules: Sequence[str]) -> str:
         Server(listener, owner, folder, modules).run()
     finally:
         os._exit(1)
+
+
+def _version() -> str:
+    try:
+        return ".".join(importlib.metadata.version("ray").split(".")[:2])
+    except importlib.metadata.PackageNotFoundError:
+        return ""  # a folder in PYTHONPATH
 
 
 def use(script: str) -> None:
