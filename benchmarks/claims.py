@@ -98,7 +98,12 @@ class EngineScaling(Claim):
 
     def condition(self) -> str:
         """Returns the text behind the verdict, with the measured speed-ups."""
-        real = [f"{row.measured:.2f}x with {row.ranks} ranks" for row in self._rows() if row.measured is not None]
+        real = []
+        for row in self._rows():
+            if row.measured is not None:
+                # That of two ranks is exact by construction.
+                model = f" (modelled {row.modelled:.2f}x)" if row.ranks > 2 else ""
+                real.append(f"{row.measured:.2f}x with {row.ranks} ranks{model}")
         return f"{self.because}; measured on two nodes of a core: {', '.join(real)}"
 
     def _rows(self) -> list[scaling.Speedup]:

@@ -86,7 +86,8 @@ def test_verdict_is_of_the_model_and_names_what_was_measured(
     monkeypatch.setattr(claims, "engine_trials", lambda: [trial(two)])
     line = claims.row(CLAIM)
     assert f"**{verdict}** ([scaling](../benchmarks/engines/README.md)): modelled" in line
-    assert f"{0.2 / two:.2f}x with 2 ranks, 2.00x with 4 ranks |" in line
+    (four,) = [row.modelled for row in scaling.speedups([trial(two)], "horovod") if row.ranks == 4]
+    assert f"{0.2 / two:.2f}x with 2 ranks, 2.00x with 4 ranks (modelled {four:.2f}x) |" in line
 
 
 def test_claim_about_bytes_is_of_both_runs_and_unknown_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
