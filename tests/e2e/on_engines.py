@@ -19,7 +19,7 @@ from dtj_contract import names
 from hack.images.recipes import ENGINES, ROOT
 from tests.e2e.conftest import drop_namespace, make_namespace
 from tests.e2e.kit import Job, Kubectl, Object, docker, is_true, wait_until
-from tests.engines.on_engines import EVERY, KINDS, LAST_RANK, STEPS, assert_same, result, spec
+from tests.engines.on_engines import EVERY, KINDS, LAST_RANK, RAY, STEPS, assert_same, result, spec
 from tests.integration.images.conftest import RESTRICTED
 
 FOLDER = ROOT / "tests/engines"
@@ -192,6 +192,23 @@ def test_killed_rank_comes_back_by_its_own_checkpoint(undisturbed: Job, kind: st
     assert status["restarts"] == {"total": 1, "inPlace": 1, "pod": 0, "counted": 1}
     failures = [(str(each["rank"]), each["pod"], each["signal"]) for each in status["failures"]]
     assert (LAST_RANK.get(KINDS[kind][0], "3"), pod, "SIGKILL") in failures
+
+
+@pytest.mark.parametrize("kind", [RAY], indirect=True)
+def test_lost_ray_node_comes_back_within_the_attempt(undisturbed: Job, start: Start) -> None:
+    job = start(RAY, "raylet", PAUSE=1.5, FAILURES=1)
+    until_step(job, DISTURBED_AT)
+    pod = f"{job.name}-1"
+    kill = "kill -9 $(grep -lsx raylet /proc/[0-9]*/comm | cut -d/ -f3)"
+    job.kubectl("exec", pod, "-c", "trainer", "--", "sh", "-c", kill)
+    status = job.wait("Complete", LIMIT)["status"]
+    found = result(job.folder)
+    assert_same(found, result(undisturbed.folder))
+    assert found["resumed"] > 0
+    assert (status["attempt"], status["restarts"]["total"]) == (1, 0)
+    log = job.kubectl("logs", pod, "-c", "trainer")
+    assert log.count("so it is started again (1 of 3 in 600 s)") == 1
+    assert "dtj: Ray's workers are forked with " in log
 
 
 def test_deleted_pod_of_rank_0_is_recreated_and_the_training_resumes(undisturbed: Job, kind: str, start: Start) -> None:

@@ -28,6 +28,7 @@ RUN = (sys.executable, "-m", "dtj.main", "run", "--plain", "-o", "json", "--logs
 LIMIT = 600
 STEPS, EVERY = 24, 4
 pytestmark = pytest.mark.timeout(3 * LIMIT)
+RAY = "ray with its TorchTrainer"
 # Engine, package, and the argument of the engine's script.
 KINDS = {
     "deepspeed with ZeRO 2": ("deepspeed", "deepspeed", "2"),
@@ -35,7 +36,7 @@ KINDS = {
     "jax with orbax": ("jax", "orbax.checkpoint", "orbax"),
     "horovod with torch": ("horovod", "horovod", "torch"),
     "horovod with an elastic state": ("horovod", "horovod", "elastic"),
-    "ray with its TorchTrainer": ("ray", "ray", "train"),
+    RAY: ("ray", "ray", "train"),
     "tensorflow with its CheckpointManager": ("tensorflow", "tensorflow", "manager"),
 }
 MIRRORED = "tensorflow with the mirrors of one process"
@@ -173,9 +174,8 @@ def assert_node_restarted(folder: Path) -> None:
 
 def test_lost_ray_node_comes_back_within_the_attempt(tmp_path: Path, wholes: dict[str, dict[str, Any]]) -> None:
     pytest.importorskip("ray", reason="hack/engines.sh installs it")
-    kind = "ray with its TorchTrainer"
-    reference = whole(kind, tmp_path, wholes)
-    found, status = train(kind, tmp_path / "killed", kill="raylet", FAILURES=1)
+    reference = whole(RAY, tmp_path, wholes)
+    found, status = train(RAY, tmp_path / "killed", kill="raylet", FAILURES=1)
     assert_same(found, reference)
     assert found["resumed"] == KILL_AT // EVERY * EVERY
     assert (status["attempt"], status["restarts"]["total"]) == (1, 0)
