@@ -44,6 +44,7 @@ def defaults(local_size: int) -> Dict[str, str]:
 WARM = WarmNeeds(
     per_rank=("JAX_COORDINATOR_", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", LOCAL_DEVICES, "OMPI_"),
     per_attempt=("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS", "OMPI_MCA_orte_hnp_uri"),
+    coordinator=("JAX_COORDINATOR_ADDRESS",),
     import_time=(*COMPILER, "PYTHON", "LD_", "MALLOC_"),
     script_sets=COMPILER,
     log_levels=("TF_CPP_",),

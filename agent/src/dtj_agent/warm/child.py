@@ -6,6 +6,7 @@ import ctypes
 import multiprocessing.process
 import os
 import signal
+import socket
 import sys
 import time
 from types import MappingProxyType
@@ -16,6 +17,7 @@ from dtj_contract import names
 
 PR_SET_PDEATHSIG = 1
 PAUSE_SECONDS = 0.0005
+LISTENER_SECONDS, FIRST_PAUSE_SECONDS = 0.5, 0.005
 
 
 class Prepared(NamedTuple):
@@ -47,6 +49,8 @@ class Birth(NamedTuple):
     """The variables that imports have set, and would set in an interpreter of the worker's own."""
     learning: str
     """The folder for what this worker imports; empty for all but one worker of a pod."""
+    coordinator: str
+    """The address that rank 0 will listen at; empty where nobody waits for it."""
 
 
 def prepare(learns: bool) -> Prepared:
@@ -80,6 +84,28 @@ def begin(birth: Birth) -> None:
             learned.report_when_quiet(report)
     except Exception as error:  # noqa: BLE001 (a training must not fail because it can't be observed)
         print("[agent] the training can't be observed: %r" % error, file=sys.stderr, flush=True)
+    if birth.coordinator:
+        wait_for_listener(birth.coordinator)
+
+
+def wait_for_listener(address: str, seconds: float = LISTENER_SECONDS) -> None:
+    """Waits until a process listens at an address of numbers, for so many seconds at most.
+
+    All ranks begin within some milliseconds. The client of gRPC, which JAX has, tries again after a second only.
+    """
+    host, _, port = address.rpartition(":")
+    host, deadline, pause = host.strip("[]"), time.monotonic() + seconds, FIRST_PAUSE_SECONDS
+    try:
+        socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
+    except OSError:
+        return  # a name might be resolved for long
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection((host, int(port)), max(0.01, deadline - time.monotonic())).close()
+            return
+        except OSError:
+            time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+            pause *= 2
 
 
 def end_with_parent(parent: int) -> None:

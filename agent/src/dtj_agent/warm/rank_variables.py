@@ -28,6 +28,11 @@ class RankVariables(NamedTuple):
         """Returns whether a variable may differ between the attempts of a rank, so that nothing can know it ahead."""
         return name in _PER_ATTEMPT or name in self.needs.per_attempt
 
+    def coordinator(self, own: Mapping[str, str]) -> str:
+        """Returns the address that a rank with these variables connects to; empty for rank 0, and without one."""
+        found = [own.get(name, "") for name in self.needs.coordinator if own.get("RANK") != "0"]
+        return found[0] if found else ""
+
     def of_native_code(self, changed: Mapping[str, Sequence[str]]) -> List[str]:
         """Returns the variables that the script sets and that native code may read, so that it must import all.
 

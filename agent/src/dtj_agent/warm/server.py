@@ -252,7 +252,8 @@ class WarmServer:
         kept, own = request["kept"], request["ranks"]
         orders = [
             {"command": request["command"], "kept": kept[min(place, len(kept) - 1)], "own": own[place],
-             "changed": self._changed, "learning": "" if place else self._folder}
+             "changed": self._changed, "learning": "" if place else self._folder,
+             "coordinator": self._variables.coordinator(own[place])}
             for place in range(len(own))
         ]  # fmt: skip
         self._orders = orders
