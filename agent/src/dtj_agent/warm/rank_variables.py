@@ -30,8 +30,9 @@ class RankVariables(NamedTuple):
 
     def coordinator(self, own: Mapping[str, str]) -> str:
         """Returns the address that a rank with these variables connects to; empty for rank 0, and without one."""
-        found = [own.get(name, "") for name in self.needs.coordinator if own.get("RANK") != "0"]
-        return found[0] if found else ""
+        if own.get("RANK") == "0":
+            return ""
+        return next((own.get(name, "") for name in self.needs.coordinator), "")
 
     def of_native_code(self, changed: Mapping[str, Sequence[str]]) -> List[str]:
         """Returns the variables that the script sets and that native code may read, so that it must import all.
