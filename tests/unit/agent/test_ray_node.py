@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 
 from dtj_agent import engines
 from dtj_agent.engines import Address
-from dtj_agent.ray_node import forks, setup_worker
+from dtj_agent.ray_node import forks, setup_worker, sockets
 from tests.lib.waiting import wait_until
 from tests.unit.agent.test_engines import place
 
@@ -27,6 +28,7 @@ NODE = """
 import json, os, signal, subprocess, sys, time
 from ray import actor
 from ray._private import ray_constants
+from ray._private.node import Node
 from ray._raylet import UniqueID
 
 actor.ActorClassID.from_random()  # as an import of Ray's that makes a class an actor
@@ -37,6 +39,7 @@ def main():
     with open("starts", "a") as file:
         started = {"arguments": sys.argv, "raylet": raylet.pid, "helper": helper.pid, "own": os.getpid()}
         started.update(script=ray_constants.SETUP_WORKER_FILENAME, id=UniqueID.from_random().hex())
+        started["sockets"] = [Node()._prepare_socket_file(None, default_prefix=name) for name in ("plasma", "raylet")]
         print(json.dumps(started), file=file)
     if "--head" in sys.argv:
         sys.exit(0)
@@ -73,11 +76,17 @@ class UniqueID(bytes):
     def size():
         return 16
 """
+NAMES = """
+class Node:
+    def _prepare_socket_file(self, socket_path, default_prefix):
+        return socket_path or default_prefix
+"""
 FILES = {
     "ray/__init__.py": "",
     "ray/scripts/__init__.py": "",
     "ray/scripts/scripts.py": NODE,
     "ray/_private/__init__.py": "",
+    "ray/_private/node.py": NAMES,
     "ray/actor.py": "from ray._raylet import UniqueID as ActorClassID",
     "ray/_raylet.py": IDS,
     "ray/_private/ray_constants.py": "SETUP_WORKER_FILENAME = 'setup_worker.py'",
@@ -198,6 +207,21 @@ def test_node_without_a_head_is_a_failed_rank(pod: Pod) -> None:
     assert pod.process.wait(60) == 1
     assert "does not answer" in pod.log
     assert len(pod.starts()) == 1
+
+
+def test_sockets_of_each_node_have_names_of_their_own(pod: Pod) -> None:
+    # Two nodes of a machine that start at the same time would take the same ones.
+    start = pod.wait_start(1)
+    assert start["sockets"] == [f"plasma.{start['own']}", f"raylet.{start['own']}"]
+
+
+@pytest.mark.parametrize("missing", ["the method", "the class", "the module"])
+def test_version_that_names_sockets_otherwise_is_left_alone(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = types.ModuleType("ray._private.node")
+    if missing == "the method":
+        node.Node = type("Node", (), {})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray._private.node", None if missing == "the module" else node)
+    sockets.use_own_names()
 
 
 def test_sigterm_ends_the_node_gracefully_and_starts_none(pod: Pod) -> None:

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import List, Sequence
 
-from dtj_agent.ray_node import forks, processes
+from dtj_agent.ray_node import forks, processes, sockets
 
 HEAD_SECONDS = 300.0
 """For a head whose pod imports Ray from a slow volume."""
@@ -66,6 +66,7 @@ def start(script: str, flags: Sequence[str]) -> int:
         signal.signal(signal.SIGCHLD, _end_with_raylet)
     os.dup2(2, 1)
     forks.use(script)
+    sockets.use_own_names()
     sys.argv = ["ray", "start", *flags]
     importlib.import_module("ray.scripts.scripts").main()
     sys.exit(0)
