@@ -122,6 +122,13 @@ def test_summary_shows_each_recovery_and_its_cost() -> None:
     ]
 
 
+def test_summary_does_not_count_checkpoints_that_the_script_writes_itself() -> None:
+    status = {"phase": "Complete", "attempt": 1}
+    job = {"metadata": {"name": "j"}, "status": status}
+    lines = summary(job, seconds=1, run_dir=Path("/r"), checkpoint_dir=Path("/c"))
+    assert lines[-1] == "  checkpoints  /c (no dtj checkpoint)"
+
+
 @pytest.mark.parametrize(("lost", "text"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps")])
 def test_one_repeated_step_is_singular_in_the_summary(lost: int, text: str) -> None:
     status = {**STATUS, "recoveries": [{"attempt": 2, "lostSteps": lost, "resumedStep": 7}]}

@@ -61,7 +61,7 @@ def summary(job: Object, *, seconds: float, run_dir: Path, checkpoint_dir: Path 
         saved = (status.get("checkpoint") or {}).get("step")
         lines.append(
             f"  checkpoints  {checkpoint_dir}"
-            + (f" (newest: step {saved})" if saved is not None else " (none written)")
+            + (f" (newest: step {saved})" if saved is not None else " (no dtj checkpoint)")
         )
     return lines
 
