@@ -19,7 +19,7 @@ class WarmNeeds(NamedTuple):
     per_attempt: Tuple[str, ...] = ()
     """Those of them that each attempt changes."""
     coordinator: Tuple[str, ...] = ()
-    """The one of them with the address that rank 0 listens at, where a client that finds nobody waits for a second."""
+    """The one of them whose first address is that of rank 0, where a client that finds nobody waits for a second."""
     import_time: Tuple[str, ...] = ()
     """Prefixes of the variables that libraries read while they are imported: a rank with others is not forked."""
     script_sets: Tuple[str, ...] = ()

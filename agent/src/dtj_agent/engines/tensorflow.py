@@ -31,6 +31,7 @@ LIBRARIES = ("TF_", "XLA_", "KERAS_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "OMP_
 WARM = WarmNeeds(
     per_rank=("TF_CONFIG",),
     per_attempt=("TF_CONFIG",),
+    coordinator=("TF_CONFIG",),
     import_time=(*LIBRARIES, "PYTHON", "LD_", "MALLOC_"),
     script_sets=LIBRARIES,
     log_levels=("TF_CPP_",),

@@ -91,7 +91,8 @@ def begin(birth: Birth) -> None:
 def wait_for_listener(address: str, seconds: float = LISTENER_SECONDS) -> None:
     """Waits until a process listens at an address of numbers, for so many seconds at most.
 
-    All ranks begin within some milliseconds. The client of gRPC, which JAX has, tries again after a second only.
+    All ranks begin within some milliseconds. The client of gRPC, which JAX and TensorFlow have, tries again after a
+    second only.
     """
     host, _, port = address.rpartition(":")
     host, deadline, pause = host.strip("[]"), time.monotonic() + seconds, FIRST_PAUSE_SECONDS

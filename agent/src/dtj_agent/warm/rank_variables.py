@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from dtj_agent.warm_needs import WarmNeeds
@@ -13,6 +14,7 @@ _PER_ATTEMPT = frozenset((
     "DTJ_ATTEMPT", "DTJ_STARTED_AT", "DTJ_CHECKPOINT_KEEP", "KUBEFLOW_TRAINER_SERVER_URL",
     "KUBEFLOW_TRAINER_SERVER_TOKEN",
 ))  # fmt: skip
+_ADDRESS = re.compile(r"(?:\[[\da-fA-F:]+\]|[\w.-]+):\d+")
 
 
 class RankVariables(NamedTuple):
@@ -29,10 +31,11 @@ class RankVariables(NamedTuple):
         return name in _PER_ATTEMPT or name in self.needs.per_attempt
 
     def coordinator(self, own: Mapping[str, str]) -> str:
-        """Returns the address that a rank with these variables connects to; empty for rank 0, and without one."""
+        """Returns the address of rank 0, the first one in the variable; empty for rank 0 itself, and without one."""
         if own.get("RANK") == "0":
             return ""
-        return next((own.get(name, "") for name in self.needs.coordinator), "")
+        found = (_ADDRESS.search(own.get(name, "")) for name in self.needs.coordinator)
+        return next((each.group() for each in found if each), "")
 
     def of_native_code(self, changed: Mapping[str, Sequence[str]]) -> List[str]:
         """Returns the variables that the script sets and that native code may read, so that it must import all.
