@@ -39,7 +39,8 @@ def main():
     with open("starts", "a") as file:
         started = {"arguments": sys.argv, "raylet": raylet.pid, "helper": helper.pid, "own": os.getpid()}
         started.update(script=ray_constants.SETUP_WORKER_FILENAME, id=UniqueID.from_random().hex())
-        started["sockets"] = [Node()._prepare_socket_file(None, default_prefix=name) for name in ("plasma", "raylet")]
+        names = ("plasma_store", "raylet")
+        started["sockets"] = [Node()._prepare_socket_file(None, default_prefix=name) for name in names]
         print(json.dumps(started), file=file)
     if "--head" in sys.argv:
         sys.exit(0)
@@ -212,7 +213,7 @@ def test_node_without_a_head_is_a_failed_rank(pod: Pod) -> None:
 def test_sockets_of_each_node_have_names_of_their_own(pod: Pod) -> None:
     # Two nodes of a machine that start at the same time would take the same ones.
     start = pod.wait_start(1)
-    assert start["sockets"] == [f"plasma.{start['own']}", f"raylet.{start['own']}"]
+    assert start["sockets"] == [f"plas.{start['own']}", f"rayl.{start['own']}"]
 
 
 @pytest.mark.parametrize("missing", ["the method", "the class", "the module"])

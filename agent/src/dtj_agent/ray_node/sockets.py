@@ -20,6 +20,7 @@ def use_own_names() -> None:
         return
 
     def prepare_own(self: object, socket_path: object, default_prefix: str) -> object:
-        return prepare(self, socket_path, "%s.%d" % (default_prefix, os.getpid()))
+        # No longer than Ray's "plasma_store": the path of a socket has 107 bytes at most.
+        return prepare(self, socket_path, "%.4s.%d" % (default_prefix, os.getpid()))
 
     node._prepare_socket_file = prepare_own
